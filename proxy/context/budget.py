@@ -27,6 +27,9 @@ _MARGIN_PERCENT = 3
 _MOST_PROTECTED, _MOST_PROTECTED_AT_TRIGGER = 0.7, 0.6
 _LARGE_LOW_FRACTION, _SMALL_LOW_FRACTION = 0.2, 0.3
 _NEAR_WINDOW_SHARE = 0.75
+# The share of the usable tokens that messages keep beside a preamble which alone is above the ceiling: as much as
+# protection gives way for. From the other share on, at which messages have that much less, the marks rise up to that.
+_MESSAGES_SHARE, _LIFTED_FROM = 0.3, 0.8
 _LEAST_OUTPUT = 4096
 
 # Names and types that add tokens besides a request's own text: media, or history and prompts that the provider stores.
@@ -39,6 +42,8 @@ _UNBOUNDED = re.compile(
 )
 # A pattern of its own: both patterns begin with literal bytes, which `re` searches for fast.
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")
+# Content that is named, and not in the request.
+_REFERRING = re.compile(rb'"(?:file_id|file_url|image_url|url)"\s*:\s*"(?!data:)')
 # Tokens that are counted for what a template puts around a message.
 MESSAGE_FRAME = 4
 # Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
@@ -85,18 +90,24 @@ _ASSUMED_WINDOW = 200_000
 
 
 class Budget(msgspec.Struct, frozen=True, gc=False):
-    """The marks of one request, in tokens; `high` is `usable`. A window of None is unknown."""
+    """The marks of one request, in tokens. A window of None is unknown.
+
+    All shares are of `usable`. `lifted` are tokens of the preamble that do not count: the marks are higher by them.
+    `most` are what the window leaves for input, None where it is unknown.
+    """
 
     window: int | None
     output: int
     usable: int
     soft: int
     _low_fraction: float
+    most: int | None = None
+    lifted: int = 0
 
     @property
     def high(self) -> int:
         """The tokens from which on an epoch is opened whatever it costs."""
-        return self.usable
+        return self.usable + self.lifted
 
     def find_room(self) -> int | None:
         """Return the tokens that a request may have so that its response fits; None where the window is unknown."""
@@ -104,23 +115,42 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
     def compute_low_mark(self, protected: int) -> int:
         """Return the target of an epoch in tokens, where `protected` tokens must stay unchanged."""
-        wished = max(self._low_fraction * self.usable, protected + 0.2 * self.usable)
-        return int(min(0.85 * self.usable, wished))
+        wished = max(self._low_fraction * self.usable, protected - self.lifted + 0.2 * self.usable)
+        return int(min(0.85 * self.usable, wished)) + self.lifted
 
     def scale(self, ratio: float) -> "Budget":
         """Return this budget, window included, in units of `ratio` tokens each."""
         if ratio == 1.0:
             return self
-        window = None if self.window is None else int(self.window / ratio)
+        window, most = (None if size is None else int(size / ratio) for size in (self.window, self.most))
         output, usable, soft = (int(size / ratio) for size in (self.output, self.usable, self.soft))
-        return Budget(window, output, usable, soft, self._low_fraction)
+        return Budget(window, output, usable, soft, self._low_fraction, most)
+
+    def lift(self, preamble: int) -> "Budget":
+        """Return this budget with marks that leave messages a share of it beside a preamble of so many tokens.
+
+        They rise from a preamble of `_LIFTED_FROM` of the usable tokens on, no higher than the window allows. Managing
+        then goes on as if the preamble had `lifted` tokens less.
+        """
+        slope = _MESSAGES_SHARE / (1 - _LIFTED_FROM)
+        wished = min(preamble - (1 - _MESSAGES_SHARE) * self.usable, slope * (preamble - _LIFTED_FROM * self.usable))
+        lifted = int(wished if self.most is None else min(wished, self.most - self.usable))
+        if lifted <= 0 or not self.usable:
+            return self
+        return msgspec.structs.replace(self, soft=self.soft + lifted, lifted=lifted)
+
+    def lower(self, lifted: int) -> "Budget":
+        """Return this budget for a request that counts as so many tokens less."""
+        window, most = (None if size is None else size - lifted for size in (self.window, self.most))
+        usable = self.usable + self.lifted - lifted
+        return Budget(window, self.output, usable, max(0, self.soft - lifted), self._low_fraction, most)
 
     def limit(self, usable: int) -> "Budget":
         """Return this budget with at most `usable` tokens usable; the soft mark is lowered in proportion."""
-        if usable >= self.usable:
+        if usable >= self.high or not self.usable:
             return self
-        soft = int(self.soft * usable / self.usable)
-        return Budget(self.window, self.output, max(0, usable), max(0, soft), self._low_fraction)
+        soft = int((self.soft - self.lifted) * usable / self.usable)
+        return Budget(self.window, self.output, max(0, usable), max(0, soft), self._low_fraction, self.most)
 
     def begin_at(self, trigger: int, protected: int = 0) -> "Budget":
         """Return this budget with its high mark at the `trigger` from which on a client wants outputs cleared.
@@ -129,10 +159,10 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         the policy wants it. A trigger counts as more where `protected` tokens would have to give way for it.
         """
         usable = max(trigger, LEAST_TRIGGER, int(protected / _MOST_PROTECTED_AT_TRIGGER))
-        if usable >= self.usable:
+        if usable >= self.high:
             return self
         low = self._low_fraction if usable >= _LARGE_BUDGET else max(self._low_fraction, _SMALL_LOW_FRACTION)
-        return Budget(self.window, self.output, usable, min(self.soft, usable), low)
+        return Budget(self.window, self.output, usable, min(self.soft, usable), low, self.most)
 
     def compute_pressure(self, tokens: int) -> Pressure:
         """Return the pressure of a request of `tokens`: `none` below the soft mark, and where no tokens are usable."""
@@ -142,7 +172,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
     def is_ceiling_unreachable(self, protected: int) -> bool:
         """Return whether `protected` leaves no epoch that stays below the ceiling for long (`CeilingUnreachable`)."""
-        return protected > _MOST_PROTECTED * self.usable
+        return protected - self.lifted > _MOST_PROTECTED * self.usable
 
     def is_near_window(self, tokens: int) -> bool:
         """Return whether the upstream may refuse the request as too long: the response head is then held."""
@@ -164,15 +194,20 @@ def make_budget(
     """
     output = compute_output_reserve(window, most_output, asked_output, policy)
     room = ceiling = policy.ceiling_tokens or choose_ceiling(prices)
+    most = None
     if window is not None:
-        reserve = min(policy.compaction_reserve, window // 8)
-        room = min(room, window - output - reserve)
-    usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
+        left = window - output - min(policy.compaction_reserve, window // 8)
+        room, most = min(room, left), _leave_margin(left)
+    usable = _leave_margin(room)
     low = policy.low_fraction if policy.low_fraction is not None else _choose_low_fraction(usable)
     soft = compute_soft_mark(usable, policy)
     if memory is not None:
         soft = min(usable, memory.compute(max(0, min(ceiling, (window or _ASSUMED_WINDOW) - output))))
-    return Budget(window, output, usable, soft, low)
+    return Budget(window, output, usable, soft, low, most)
+
+
+def _leave_margin(room: int) -> int:
+    return max(0, room * (100 - _MARGIN_PERCENT) // 100)
 
 
 def _choose_low_fraction(usable: int) -> float:
@@ -248,6 +283,11 @@ def bound_tokens(request: bytes) -> int | None:
 def has_token_bound(fresh: bytes) -> bool:
     """Return whether nothing in these bytes can make more tokens than it has bytes."""
     return not (_UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh))
+
+
+def has_reference(message: bytes) -> bool:
+    """Return whether a message may name content that is not in it, so that nothing in it tells its size."""
+    return _REFERRING.search(message) is not None
 
 
 def is_below_soft_mark(budget: Budget, size: int) -> bool:

@@ -112,7 +112,7 @@ def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Cac
     highest possible low mark counts as ineffective.
     """
     account = CacheCostAccount()
-    low = budget.compute_low_mark(budget.usable)
+    low = budget.compute_low_mark(budget.high)
     for epoch in epochs:
         if epoch.why == "unsigned":  # it replaces no more than the one before it
             continue

@@ -197,7 +197,10 @@ _GEMINI_IMAGE, _GEMINI_SIDE, _GEMINI_TILE, _GEMINI_MAX_TILES = 258, 384, 768, 6
 
 # Tokens of a document's page as text and image together; Gemini states one figure for both.
 _PAGE: dict[Vendor, int] = {"openai": 2000, "anthropic": 3000, "gemini": 258, "other": 3000}
-_PAGE_BYTES, _MAX_PAGES = 50_000, 100
+_PAGE_BYTES = 50_000
+# The first guess for a document by reference, until usage tells its size: too low a guess costs one call that is cut
+# late, too high a one shortens each call of a short session. opencode estimates as many.
+_UNKNOWN_DOCUMENT = 2_000
 
 _AUDIO_PER_SECOND: dict[Vendor, int] = {"openai": 10, "anthropic": 32, "gemini": 32, "other": 32}
 _AUDIO_BYTES_PER_SECOND, _UNKNOWN_SECONDS = 8_000, 60.0
@@ -260,8 +263,8 @@ def _count_gemini(medium: Medium) -> int:
 
 
 def _count_document(medium: Medium, vendor: Vendor, _: str) -> int:
-    pages = medium.pages or ceil(medium.size / _PAGE_BYTES) or _MAX_PAGES
-    return _PAGE[vendor] * pages
+    pages = medium.pages or ceil(medium.size / _PAGE_BYTES)
+    return _PAGE[vendor] * pages or _UNKNOWN_DOCUMENT
 
 
 def _count_audio(medium: Medium, vendor: Vendor, _: str) -> int:

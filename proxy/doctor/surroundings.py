@@ -25,6 +25,7 @@ from proxy.engine.doctor.findings import (
     judge_disk,
     judge_local,
     judge_mode,
+    judge_preamble,
     judge_store,
     judge_token,
     judge_traffic,
@@ -34,9 +35,11 @@ from proxy.engine.doctor.findings import (
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.window import load_window
 from proxy.engine.request import UNREADABLE
 from proxy.model.errors import ProxyError
 from proxy.model.log import ExchangeRow, SessionRow
+from proxy.reading import build_tally
 from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
 from proxy.store.erasing.eraser import measure_used
 from proxy.upstream.model_listing import read_listing
@@ -74,8 +77,28 @@ async def examine_surroundings(
     found += [*(judge_models(settings, inputs, await list_models(settings, probes))), judge_traffic(store, now_ms)]
     if (bodies := judge_bodies(store)) is not None:
         found.append(bodies)
+    if settings.mode == "manage" and store.exists and not store.problem:
+        found += await _judge_newest(settings, inputs)
     apis = [find_api(policy.base_url) for policy in settings.upstream_policies()]
     return [*found, list_clients(find_address(settings), apis)]
+
+
+async def _judge_newest(settings: Settings, inputs: SavingsInputs) -> list[Finding]:
+    """Judge what goes before the messages of the newest session. What cannot be read of it says nothing."""
+    log = open_log(settings)
+    try:
+        for row in await log.list_sessions(1):
+            window = await load_window(log, row.id, inputs, build_tally(settings))
+            card = inputs.prices.find_card(row.upstream, row.model)
+            budget = make_budget(card.window, card.output, None, inputs.policy, prices=card.prices)
+            tokens = sum(each.tokens for each in window.kinds if each.kind in ("system", "tools"))
+            found = judge_preamble(row.id, tokens, budget)
+            return [found] if found is not None else []
+    except ProxyError:
+        pass
+    finally:
+        await log.close()
+    return []
 
 
 def find_api(base_url: str) -> str:

@@ -34,6 +34,7 @@ from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
 from proxy.model.exchange import Headers, Usage
 from proxy.model.lru import LruCache
+from proxy.model.messages import Medium
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import is_subscription
 from proxy.wire.format import DEFAULT_LIFETIME
@@ -199,7 +200,7 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
 
     `tokens` are 0 if they were not counted. `expected` tokens should be read from the cache. `stable` is set for the
     first request of an epoch: the tokens before its first edit. `size` are the bytes of a request that has no media,
-    else 0. `session` is empty if nothing follows from an overflow.
+    else 0. `session` is empty if nothing follows from an overflow. The sizes of `guessed` media are not known.
     """
 
     upstream: str
@@ -210,6 +211,7 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     session: str = ""
     key: LimitKey | None = None
     size: int = 0
+    guessed: tuple[Medium, ...] = ()
 
 
 class OverflowWatch:
@@ -377,6 +379,7 @@ class CacheCalibrator:
         is_partial = self._overflows.note_answer(event, prediction, before) == "truncated"
         if is_partial or not usage.input or (prediction.size and not prediction.tokens):
             return
+        prediction = self._learn_sizes(prediction, usage.input)
         self._counter.learn(prediction.upstream, prediction.model, prediction.tokens, usage.input)
         key = (prediction.upstream, prediction.model)
         known = self._learned.pop(key, _NOTHING_LEARNED)
@@ -393,6 +396,17 @@ class CacheCalibrator:
         self._report_difference(event.exchange, key, before, known)
         if len(self._learned) > _MOST_MODELS:
             self._learned.popitem(last=False)
+
+    def _learn_sizes(self, sent: ExpectedUsage, theirs: int) -> ExpectedUsage:
+        """Learn the sizes of media from the first usage with them. Return what was expected with these sizes."""
+        upstream, model = sent.upstream, sent.model
+        fresh = [each for each in sent.guessed if self._counter.find_size(upstream, model, each.reference) is None]
+        if not fresh:
+            return sent
+        ours = int(theirs / self._counter.find_ratio(upstream, model).value)
+        return msgspec.structs.replace(
+            sent, tokens=self._counter.learn_sizes(upstream, model, fresh, sent.tokens, ours)
+        )
 
     def _report_difference(self, exchange: str, key: tuple[str, str], before: Calibration, known: Calibration) -> None:
         """Report a cache that is not what the map says, when that is first certain."""

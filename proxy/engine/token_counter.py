@@ -16,13 +16,14 @@ from proxy.context.model_catalog import Encoding, Family, count_media, count_too
 from proxy.engine.ports import Tokenizer
 from proxy.model.errors import WorkerLost
 from proxy.model.manifest import compute_digest
-from proxy.model.messages import CountedContent, MessageStructure, TokenWeight
+from proxy.model.messages import CountedContent, Medium, MessageStructure, TokenWeight
 from proxy.wire import FORMATS
 from proxy.wire.format import DecodedMessage
 from proxy.wire.json_values import load_lenient
 from proxy.wire.messages import read_counted_content, read_counted_tools
 
 _MOST_RATIOS = 1024
+_MOST_SIZES = 4096
 # Bytes that are counted on the event loop: a step of an agent. Using a thread costs the event loop 0.1 ms, and the call
 # 0.3 ms more. 8 KB of code are counted in 0.3 ms, and the worst text in 0.6 ms.
 _COUNT_HERE = 8192
@@ -113,6 +114,7 @@ class _CountJob(NamedTuple):
     """The state of one `count`: its pieces, those that are new, and the known weights of the others."""
 
     model: str
+    upstream: str
     family: Family
     pieces: Sequence[Piece]
     fresh: dict[bytes, Piece]
@@ -140,10 +142,14 @@ class TokenCounter:
         self._is_by_model = is_by_model
         self._weights: dict[bytes, TokenWeight] = {}
         self._ratios: dict[tuple[str, str], TokenRatio] = {}
+        self._sizes: dict[tuple[str, str, str], int] = {}  # of media by reference, learned from usage
 
-    async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
-        """Return the tokens of each piece. Only new pieces are counted."""
-        job = self._open(model, pieces)
+    async def count(self, model: str, pieces: Sequence[Piece], upstream: str = "") -> Count:
+        """Return the tokens of each piece. Only new pieces are counted.
+
+        The `upstream` counts for media by reference, whose sizes it may have told.
+        """
+        job = self._open(model, pieces, upstream)
         found: Sequence[TokenWeight] = ()
         if job.fresh:
             fresh = tuple(job.fresh.values())
@@ -156,7 +162,7 @@ class TokenCounter:
         return self._make_count(job, found)
 
     async def measure(
-        self, wire: str, model: str, raws: Sequence[bytes]
+        self, wire: str, model: str, raws: Sequence[bytes], upstream: str = ""
     ) -> tuple[list[MessageStructure], tuple[int, ...]]:
         """Return the structures and the tokens of long messages of a wire, whose hashes are not known."""
         family = identify_family(model)
@@ -168,7 +174,7 @@ class TokenCounter:
             self._remember(before + piece.digest, each.weight)
             assert each.structure is not None, "messages of a wire are parsed"
             structures.append(each.structure)
-            tokens.append(_sum(each.weight, piece, family, model))
+            tokens.append(self._sum(each.weight, piece, family, (upstream, model)))
         return structures, tuple(tokens)
 
     async def _measure(self, job: MeasureJob) -> Sequence[Measured]:
@@ -181,12 +187,13 @@ class TokenCounter:
                 pass  # if the content is the cause, the thread raises the error, too
         return await asyncio.to_thread(measure, job, self._tokenizer)
 
-    def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
+    def count_now(self, model: str, pieces: Sequence[Piece], upstream: str = "") -> Count:
         """Return what `count` does, synchronously. Blocks, so use it only if `is_quick`."""
         family = identify_family(model)
         pieces = _spell_for(family, pieces)
         weights = [self._weigh_now(family, piece, model) for piece in pieces]
-        tokens = tuple([_sum(each, piece, family, model) for each, piece in zip(weights, pieces, strict=True)])
+        key = upstream, model
+        tokens = tuple([self._sum(each, piece, family, key) for each, piece in zip(weights, pieces, strict=True)])
         return Count(tokens, any([each.is_estimate for each in weights]))
 
     def is_quick(self, model: str, raws: Sequence[bytes]) -> bool:
@@ -210,13 +217,36 @@ class TokenCounter:
         self._ratios[upstream, model] = ratio.learn(ours, theirs)
         _forget_oldest(self._ratios, _MOST_RATIOS)
 
-    def _open(self, model: str, pieces: Sequence[Piece]) -> "_CountJob":
+    def find_size(self, upstream: str, model: str, reference: str) -> int | None:
+        """Return the tokens of a medium by reference, in our count, if usage has told them."""
+        return self._sizes.get((upstream, model, reference))
+
+    def learn_sizes(self, upstream: str, model: str, media: Sequence[Medium], counted: int, most: int) -> int:
+        """Learn the sizes of media by reference from the first usage with them. Return the tokens of the request.
+
+        It was `counted` as tokens of ours with guesses for these media, and has `most`. What is more, or less, is
+        theirs, in equal parts; an image has no more than was guessed, which is the most that its provider counts.
+        """
+        family = identify_family(model)
+        guesses = [count_media((each,), family, model) for each in media]
+        left = max(0, most - (counted - sum(guesses)))
+        total = counted - sum(guesses)
+        pairs = sorted(zip(media, guesses, strict=True), key=lambda pair: pair[0].kind != "image")
+        for place, (medium, guess) in enumerate(pairs):
+            size = left // (len(pairs) - place)
+            size = min(size, guess) if medium.kind == "image" else size
+            self._sizes[upstream, model, medium.reference] = size
+            _forget_oldest(self._sizes, _MOST_SIZES)
+            left, total = left - size, total + size
+        return total
+
+    def _open(self, model: str, pieces: Sequence[Piece], upstream: str) -> "_CountJob":
         family = identify_family(model)
         pieces = _spell_for(family, pieces)
         before = self._find_prefix(family, model)
         fresh = {piece.digest: piece for piece in pieces if before + piece.digest not in self._weights}
         known = {piece.digest: self._recall(before + piece.digest) for piece in pieces if piece.digest not in fresh}
-        return _CountJob(model, family, pieces, fresh, known)
+        return _CountJob(model, upstream, family, pieces, fresh, known)
 
     def _make_count(self, job: "_CountJob", found: Sequence[TokenWeight]) -> Count:
         """Return the count, and cache the weights that were found for new pieces."""
@@ -224,8 +254,16 @@ class TokenCounter:
         for digest, weight in zip(job.fresh, found, strict=True):
             weights[digest] = weight
             self._remember(before + digest, weight)
-        tokens = tuple(_sum(weights[piece.digest], piece, job.family, job.model) for piece in job.pieces)
+        key = job.upstream, job.model
+        tokens = tuple([self._sum(weights[piece.digest], piece, job.family, key) for piece in job.pieces])
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
+
+    def _sum(self, weight: TokenWeight, piece: Piece, family: Family, key: tuple[str, str]) -> int:
+        if piece.is_tools:
+            return weight.text_tokens + count_tool_prompt(family)
+        known = [self._sizes.get((*key, each.reference)) if each.reference else None for each in weight.media]
+        guessed = [each for each, size in zip(weight.media, known, strict=True) if size is None]
+        return weight.text_tokens + count_media(guessed, family, key[1]) + sum(filter(None, known))
 
     def _name_reader(self, model: str) -> str:
         return model if self._is_by_model else ""
@@ -276,12 +314,6 @@ def _read(piece: Piece) -> CountedContent:
     if piece.is_tools:
         return read_counted_tools(piece.raw)
     return piece.decoded.content if piece.decoded is not None else read_counted_content(load_lenient(piece.raw))
-
-
-def _sum(weight: TokenWeight, piece: Piece, family: Family, model: str) -> int:
-    return weight.text_tokens + (
-        count_tool_prompt(family) if piece.is_tools else count_media(weight.media, family, model)
-    )
 
 
 def _forget_oldest(known: dict[Any, Any], most: int) -> None:

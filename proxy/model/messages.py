@@ -105,6 +105,7 @@ class Medium(msgspec.Struct, frozen=True, gc=False):
     seconds: float = 0.0
     size: int = 0  # bytes
     is_low: bool = False  # whether the client asked for low detail
+    reference: str = ""  # the id or address of content that is not in the request
 
 
 class CountedContent(msgspec.Struct, frozen=True, gc=False):

@@ -175,6 +175,7 @@ _KINDS: Mapping[str, MediaKind] = {
 }
 _HOLDERS = ("source", "image_url", "file", "input_audio")
 _CONTENTS = ("data", "url", "image_url", "file_data", "file_url", "result")
+_ADDRESSES = ("http:", "https:", "file-")
 _HEAD = 256 * 1024  # of base64; a JPEG's size stands behind its thumbnail
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 _PAGE_COUNT = re.compile(
@@ -194,6 +195,9 @@ def read_medium(part: Mapping[str, object]) -> Medium | None:
         return None
     given = next((text for each in holders for name in _CONTENTS if (text := read_text(each.get(name)))), "")
     is_low = any(holder.get("detail") == "low" for holder in holders)
+    if given.startswith(_ADDRESSES) or not given:
+        id = next((text for each in holders if (text := read_text(each.get("file_id")))), "")
+        return Medium(kind, is_low=is_low, reference=given or id)
     return _describe(kind, given, is_low=is_low)
 
 
@@ -209,8 +213,6 @@ def format_medium(medium: Medium) -> str:
 
 
 def _describe(kind: MediaKind, given: str, *, is_low: bool) -> Medium:
-    if given.startswith(("http:", "https:", "file-")) or not given:
-        return Medium(kind, is_low=is_low)
     encoded = given[given.find(",") + 1 :] if given.startswith("data:") else given
     size = len(encoded) * 3 // 4
     if kind == "image":

@@ -290,7 +290,7 @@ def _render_edit(form: Format, edit: Edit, messages: Sequence[bytes], role: Role
         return edit.block.encode()
     if isinstance(edit, Written):
         return form.write_message(role, encode_text(edit.text))
-    raw = _unmark(messages[edit.place])
+    raw = unmark(messages[edit.place])
     return _replace(form, raw, edit) if isinstance(edit, Replaced) else raw
 
 
@@ -405,7 +405,7 @@ def _replace_result(block: bytes, text: str) -> bytes:
     return set_member(block, "content", join_array([_TEXT_PART % content]) if is_list else content)
 
 
-def _unmark(raw: bytes, depth: int = 2) -> bytes:
+def unmark(raw: bytes, depth: int = 2) -> bytes:
     """Return a message without cache markers, where a format allows them. A tool's input is not changed."""
     if CACHE_MARKER not in raw:
         return raw
@@ -414,7 +414,7 @@ def _unmark(raw: bytes, depth: int = 2) -> bytes:
         if name == _MARKER:
             return None
         if depth and name in _MARKED_LISTS and value[:1] == b"[" and CACHE_MARKER in value:
-            return join_array(_unmark(element, depth - 1) for element in list_elements(value))
+            return join_array(unmark(element, depth - 1) for element in list_elements(value))
         return value
 
     return change_members(raw, change)

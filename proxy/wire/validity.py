@@ -65,7 +65,7 @@ class Splice(msgspec.Struct, frozen=True, gc=False):
     """A replacement of the client's messages from `start` up to `stop`.
 
     `whole` are the places of those among them that are contained verbatim in one of ours, `shortened` of those that are
-    contained in a shorter form.
+    contained in a shorter form; from `marked` on, their cache markers are sent with ours, if it is set.
     """
 
     start: int
@@ -73,6 +73,7 @@ class Splice(msgspec.Struct, frozen=True, gc=False):
     structures: tuple[MessageStructure, ...] = ()
     whole: tuple[int, ...] = ()
     shortened: tuple[int, ...] = ()
+    marked: int = NOWHERE
 
     def find_place(self, index: int) -> int:
         """Return the place of the client's message that one of ours replaces; the first unless they map one to one."""
@@ -189,7 +190,11 @@ def find_marker_faults(history: MessageRuns, splices: Sequence[Splice], rules: R
     """Return the faults of the cache markers of a rewritten history that the client's own does not have."""
     placed = [pair for run in history.runs if run.markers for pair in run.markers]
     starts = [splice.start for splice in splices]
-    kept = [(at, mark) for at, mark in placed if not (n := bisect_right(starts, at)) or at >= splices[n - 1].stop]
+    kept = [
+        (at, mark)
+        for at, mark in placed
+        if not (n := bisect_right(starts, at)) or at >= splices[n - 1].stop or at >= splices[n - 1].marked > NOWHERE
+    ]
     ours = [(each.start, marker) for each in splices for structure in each.structures for marker in structure.markers]
     own, sent = ([marker for _, marker in each] for each in (placed, sorted([*ours, *kept], key=itemgetter(0))))
     found = set(_judge_markers([*rules.markers, *sent])).difference(_judge_markers([*rules.markers, *own]))

@@ -19,6 +19,7 @@ from proxy.context.budget import (
     cut_stretches,
     estimate_tokens,
     guess_ratio,
+    has_reference,
     has_token_bound,
     is_below_soft_mark,
     is_surely_below_soft_mark,
@@ -33,7 +34,7 @@ BASE, DEAR = Rates(1.0, 5.0, 0.1, 1.25), Rates(2.0, 7.5, 0.2, 2.5)
 
 
 def of_ceiling(ceiling: int) -> Budget:
-    return make_budget(1_000_000, 64_000, 1000, BudgetPolicy(ceiling_tokens=ceiling))
+    return make_budget(100_000_000, 64_000, 1000, BudgetPolicy(ceiling_tokens=ceiling))
 
 
 @pytest.mark.parametrize(
@@ -371,3 +372,66 @@ def test_the_first_pattern_of_a_model_says_when_memory_is_made() -> None:
     policy = BudgetPolicy(memory_marks=(("local-*", MemoryMark(0.5)), ("local-7b", MemoryMark(0.6))))
     assert policy.find_memory_mark("local-7b") == MemoryMark(0.5)
     assert policy.find_memory_mark("gpt-4o") == MemoryMark()
+
+
+SHARES = [0.0, 0.5, 0.79, 0.8, 0.85, 0.9, 0.99, 1.0, 1.01, 1.5, 3.0, 10.0]
+
+
+@pytest.mark.parametrize("ceiling", [8_000, 16_000, 32_000, 128_000])
+def test_messages_keep_a_share_of_the_ceiling_beside_a_preamble_of_any_size(ceiling: int) -> None:
+    budget = of_ceiling(ceiling)
+    for share in SHARES:
+        preamble = int(share * budget.usable)
+        lifted = budget.lift(preamble)
+        assert lifted.usable == budget.usable and lifted.soft - lifted.lifted == budget.soft
+        if share <= 0.8:
+            assert lifted is budget
+        if share >= 1:
+            assert lifted.high - preamble == pytest.approx(0.3 * budget.usable, abs=1)
+        assert lifted.high - preamble >= 0.2 * budget.usable - 1
+
+
+@given(st.integers(1_000, 400_000), st.integers(0, 1_000_000))
+def test_the_marks_rise_with_the_preamble_without_a_jump(ceiling: int, preamble: int) -> None:
+    budget = of_ceiling(ceiling)
+    one, two = budget.lift(preamble), budget.lift(preamble + 1)
+    assert 0 <= two.high - one.high <= 3
+    plain = one.lower(one.lifted)
+    assert (plain.usable, plain.soft, plain.lifted) == (budget.usable, budget.soft, 0)
+
+
+@given(st.integers(0, 100_000), st.integers(0, 40_000))
+def test_a_lifted_budget_decides_as_one_whose_preamble_is_that_much_smaller(preamble: int, rest: int) -> None:
+    budget = of_ceiling(16_000)
+    lifted = budget.lift(preamble)
+    tokens, plain = preamble + rest, preamble + rest - lifted.lifted
+    assert lifted.compute_low_mark(tokens) == budget.compute_low_mark(plain) + lifted.lifted
+    assert lifted.is_ceiling_unreachable(tokens) == budget.is_ceiling_unreachable(plain)
+    assert lifted.compute_pressure(tokens) == budget.compute_pressure(plain)
+
+
+def test_a_known_window_bounds_how_far_the_marks_rise() -> None:
+    budget = make_budget(32_000, 4_000, 4_000, BudgetPolicy(ceiling_tokens=16_000))
+    assert budget.most == 23_280
+    assert budget.lift(40_000).high == budget.most
+    assert budget.lift(40_000).scale(1.0).limit(9_000) == budget.limit(9_000)
+    full = make_budget(16_000, 4_000, 4_000, POLICY)
+    assert full.lift(40_000) is full
+    none = make_budget(8_000, 8_000, 8_000, POLICY)
+    assert none.usable == 0 and none.lift(40_000) is none
+    assert budget.scale(2.0).most == 11_640 and budget.lift(40_000).begin_at(12_000).high == 12_000
+    assert budget.lift(40_000).begin_at(30_000) == budget.lift(40_000)
+    assert budget.lower(1_000).window == 31_000
+
+
+@pytest.mark.parametrize(
+    ("message", "refers"),
+    [
+        (b'{"type":"input_file","file_id":"file-1"}', True),
+        (b'{"type":"document","source":{"type":"url","url" : "https://e.example/a.pdf"}}', True),
+        (b'{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}', False),
+        (b'{"role":"user","content":"\\"file_id\\": \\"file-1\\""}', False),
+    ],
+)
+def test_a_message_that_names_content_is_told_from_one_that_has_it(message: bytes, refers: bool) -> None:
+    assert has_reference(message) is refers

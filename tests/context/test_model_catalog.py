@@ -196,7 +196,7 @@ def test_low_detail_costs_the_base_alone() -> None:
         ("gpt-4o", Medium("document", pages=3), 6000),
         ("gemini-2.5-pro", Medium("document", pages=3), 774),
         ("claude-sonnet-4-5", Medium("document", size=50_001), 6000),
-        ("claude-sonnet-4-5", Medium("document"), 300_000),
+        ("claude-sonnet-4-5", Medium("document", reference="file_1"), 2_000),
         ("gemini-2.5-pro", Medium("audio", seconds=2.5), 80),
         ("gpt-4o-audio-preview", Medium("audio", seconds=2.5), 25),
         ("gpt-4o-audio-preview", Medium("audio", size=16_000), 20),

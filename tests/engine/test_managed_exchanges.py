@@ -5,6 +5,7 @@ import base64
 import contextlib
 import gc
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -322,8 +323,13 @@ async def test_plans_that_do_not_bear_fail_no_call_and_the_client_is_told_of_the
     assert (engine.epochs, [rung for rung, _ in engine.failures]) == ([], ["plan", "minimal"])
     (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
     assert (excess.exchange, excess.usable) == (turn.exchange, 7_760) and excess.tokens > 7_760
-    told = f"above the ceiling: {excess.tokens} tokens of 7760; it could not be cut; the server's log says why"
-    assert turn.labels["x-palimpsest-notice"] == told
+    failed = r"a plan: (\w+.*); a minimal plan: \1"
+    assert re.fullmatch(
+        failed,
+        turn.plan.reason.removeprefix(f"above the ceiling: {excess.tokens} tokens of 7760; it could not be cut: "),
+    )
+    assert turn.labels["x-palimpsest-notice"] == turn.plan.reason
+    assert turn.labels["x-palimpsest-mode"].startswith("observe; stood-down:it could not be cut: a plan: ")
     later = await engine.send(LONGER)
     assert later.plan.rung == "plan"
     assert "above the ceiling" not in later.labels.get("x-palimpsest-notice", "")
@@ -334,8 +340,10 @@ async def test_more_than_the_ceiling_goes_out_where_that_must_stay_and_the_clien
     orders: Message = {"role": "system", "content": "These words all matter. " * 2_000}
     turn = await engine.send([orders, *until(3), {"role": "user", "content": "Go on."}])
     (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
-    assert excess.reason == "the rest must stay as it is"
-    assert turn.labels["x-palimpsest-notice"].startswith(f"above the ceiling: {excess.tokens} tokens of 7760; the rest")
+    assert excess.reason.startswith("the system prompt and the tools alone have 12014 tokens of 7760 below the ceiling")
+    assert turn.labels["x-palimpsest-notice"] == f"above the ceiling: {excess.tokens} tokens of 7760; {excess.reason}"
+    later = await engine.send([orders, *until(4)])
+    assert "x-palimpsest-notice" not in later.labels and later.plan.usable == 12_014 + 2_328
 
 
 async def test_a_newest_turn_above_the_ceiling_is_cut_and_the_client_is_told() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.context.model_catalog import Encoding
 from proxy.engine.token_counter import Measured, MeasureJob, Piece, TokenCounter, measure
+from proxy.model.messages import Medium
 from tests.support.managing import QuarterTokens
 
 
@@ -192,3 +193,41 @@ async def test_otherwise_models_share_what_the_worker_measures() -> None:
     for model in ("gpt-4o", "claude"):
         assert (await counting.count(model, [make_piece("b", 50_000)])).tokens == (50_003,)
     assert [job.model for job in words.jobs] == [""]
+
+
+FILE, PICTURE = Medium("document", reference="file-1"), Medium("image", reference="https://e.example/a.png")
+
+
+@pytest.mark.parametrize(
+    ("media", "most", "sizes", "total"),
+    [
+        ([FILE], 10_500, [10_000], 10_500),
+        ([FILE], 300, [0], 500),  # less than the rest alone: our count of that is too high
+        ([FILE, Medium("document", reference="file-2")], 10_500, [5_000, 5_000], 10_500),
+        ([PICTURE], 700, [200], 700),
+        ([PICTURE], 9_000, [1445], 1_945),  # the most that its provider counts for an image
+        ([FILE, PICTURE], 10_500, [8_555, 1445], 10_500),
+        ([FILE, FILE], 10_500, [5_000, 5_000], 10_500),
+    ],
+)
+async def test_the_sizes_of_media_by_reference_are_what_a_request_has_beside_the_rest(
+    media: list[Medium], most: int, sizes: list[int], total: int
+) -> None:
+    counter = TokenCounter(Words())
+    guesses = sum(2_000 if each.kind == "document" else 1445 for each in media)
+    assert counter.learn_sizes("up", "gpt-4o", media, 500 + guesses, most) == total
+    assert [counter.find_size("up", "gpt-4o", each.reference) for each in media] == sizes
+    assert counter.find_size("other", "gpt-4o", media[0].reference) is None
+
+
+async def test_learned_sizes_count_for_their_upstream_and_model_alone() -> None:
+    counter = TokenCounter(Words())
+    raw = b'{"role":"user","content":[{"type":"file","file":{"file_id":"file-1"}},{"type":"text","text":"Read this."}]}'
+    piece = Piece(b"file", raw)
+    (guessed,) = (await counter.count("gpt-4o", [piece], "up")).tokens
+    counter.learn_sizes("up", "gpt-4o", [FILE], guessed, guessed + 5_000)
+    assert (await counter.count("gpt-4o", [piece], "up")).tokens == (guessed + 5_000,)
+    assert counter.count_now("gpt-4o", [piece], "up").tokens == (guessed + 5_000,)
+    assert (await counter.measure("chat_completions", "gpt-4o", [raw], "up"))[1] == (guessed + 5_000,)
+    assert (await counter.count("gpt-4o", [piece])).tokens == (guessed,)
+    assert (await counter.count("gpt-5", [piece], "up")).tokens == (guessed,)

@@ -63,9 +63,12 @@ def test_a_name_costs_a_token_more() -> None:
     assert read({"role": "user", "name": "ann", "content": "x"}) == CountedContent("user\nann\nx", (), 4)
 
 
+REFERRED = Medium("image", reference="https://x/y.png")
+
+
 def test_media_are_no_text() -> None:
     found = read({"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE, IMAGE]})
-    assert found == CountedContent("user\nsee", (Medium("image"), Medium("image")), 3)
+    assert found == CountedContent("user\nsee", (REFERRED, REFERRED), 3)
 
 
 @pytest.mark.parametrize("raw", [b"no json", b'{"a":' * 500 + b"1" + b"}" * 500, b"\xff"])
@@ -210,12 +213,22 @@ PICTURE = Medium("image", 640, 480, size=len(PNG))
         ({"type": "image_url", "image_url": DATA}, PICTURE),
         ({"type": "input_image", "image_url": DATA}, PICTURE),
         ({"type": "image", "source": {"type": "base64", "data": encode(PNG)}}, PICTURE),
-        ({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}, Medium("image")),
-        ({"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}}, Medium("image", is_low=True)),
-        ({"type": "input_image", "file_id": "file-1"}, Medium("image")),
+        (
+            {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+            Medium("image", reference="https://x/y.png"),
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}},
+            Medium("image", is_low=True, reference="http://x"),
+        ),
+        ({"type": "input_image", "file_id": "file-1"}, Medium("image", reference="file-1")),
+        ({"type": "input_file", "file_id": "file-2"}, Medium("document", reference="file-2")),
+        ({"type": "file", "file": {"file_id": "file-3"}}, Medium("document", reference="file-3")),
+        ({"type": "document", "source": {"type": "file", "file_id": "f4"}}, Medium("document", reference="f4")),
+        ({"type": "document"}, Medium("document")),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,éééé"}}, Medium("image", size=3)),
         ({"type": "file", "file": {"file_data": encode(PDF)}}, Medium("document", pages=3, size=-(-len(PDF) // 3) * 3)),
-        ({"type": "input_file", "file_url": "https://x"}, Medium("document")),
+        ({"type": "input_file", "file_url": "https://x"}, Medium("document", reference="https://x")),
         ({"type": "document", "source": {"type": "text", "data": "words"}}, None),
         ({"type": "input_audio", "input_audio": {"data": encode(WAV)}}, Medium("audio", seconds=2.0, size=45)),
         ({"type": "text", "text": DATA}, None),

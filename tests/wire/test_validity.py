@@ -520,3 +520,13 @@ def test_an_item_of_an_unknown_kind_may_not_go() -> None:
     history = judge("responses", [USER, MessageStructure("assistant", stays="always"), USER, call("b"), answer("b")])
     assert find_faults(history, [Splice(1, 2)], rules("responses")) == (RequestFault("protected", "", 1),)
     assert find_faults(history, [Splice(3, 5)], rules("responses")) == ()
+
+
+def test_markers_of_client_results_that_are_sent_with_a_restored_answer_count_where_the_client_has_them_now() -> None:
+    marked = MessageStructure("user", markers=("5m",))
+    restored = Splice(1, 3, (SAID, USER), marked=2)
+    rules = Rules(markers=("5m",) * 3)
+    assert find_marker_faults(judge_history([USER, SAID, marked]), [restored], rules) == set()
+    assert find_marker_faults(judge_history([USER, SAID, USER, SAID, marked]), [restored], rules) == set()
+    lost = judge_history([USER, MessageStructure("assistant", markers=("5m",)), USER])
+    assert find_marker_faults(lost, [restored], rules) == {RequestFault("markers", "lost")}

@@ -36,6 +36,7 @@ from proxy.model.events import (
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
+from proxy.model.messages import Medium
 from proxy.wire import FORMATS
 
 _log = logging.getLogger("palimpsest.context")
@@ -103,22 +104,38 @@ def tell_opened(bus: EngineBus, request: ManagedRequest, epoch: Epoch) -> None:
         bus.publish(OutputsShortened(*named, epoch.edits, request.wire, request.load_message))
 
 
-def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> None:
-    """Report that there is no room for all that should stay, once until an epoch has room again."""
+def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> bool:
+    """Report that there is no room for all that should stay, once until an epoch has room again.
+
+    Return whether it is reported now.
+    """
     if not protected:
         state.context.reported.discard(state.view)
     if not protected or state.view in state.context.reported:
-        return
+        return False
     state.context.reported.add(state.view)
     shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
     _log.warning(
         "%d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling. Raise"
-        " budget.ceiling_tokens, or unpin messages",
+        " budget.ceiling_tokens, unpin messages, or offer fewer tools",
         shown,
         state.to_model_tokens(state.budget.usable),
         extra={"session": state.request.session.id},
     )
     bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
+    return True
+
+
+def tell_preamble(bus: EngineBus, state: RequestState) -> str:
+    """Report a preamble that leaves messages too little room below the ceiling. Return what is told of it, once."""
+    preamble = state.history.head.tokens
+    if not state.budget.lifted or not tell_unreachable(bus, state, preamble):
+        return ""
+    shown, usable, left = map(state.to_model_tokens, (preamble, state.budget.usable, state.budget.high - preamble))
+    return (
+        f"the system prompt and the tools alone have {shown} tokens of {usable} below the ceiling: the messages keep"
+        f" {left} beside them; raise the ceiling or offer fewer tools"
+    )
 
 
 def tell_failure(bus: EngineBus, state: RequestState, rung: Rung, error: Exception) -> None:
@@ -220,6 +237,7 @@ class UsageAccounting:
             session=request.session.id,
             key=find_key(request),
             size=len(outgoing.body) if request.chain.is_plain else 0,
+            guessed=_list_guessed(state, outgoing),
         )
         if request.kind != "recorded":  # its usage may be of another prompt, or our own estimate
             self._calibrator.wait_for(request.exchange, 0, expected)
@@ -231,10 +249,10 @@ class UsageAccounting:
             outgoing.rung,
             epoch.id if epoch is not None else "",
             decision.pressure,
-            "; ".join(filter(None, ("" if outgoing.is_opened else decision.reason or _NOTHING_OPENED, outgoing.note))),
+            _explain(outgoing, decision),
             state.to_model_tokens(state.client_tokens),
             state.to_model_tokens(outgoing.tokens),
-            state.to_model_tokens(state.budget.usable),
+            state.to_model_tokens(state.budget.high),
             _charge(state, outgoing).owed,
             saving,
             client_read,
@@ -247,6 +265,24 @@ class UsageAccounting:
             is_managed=True,
             is_guarded=state.budget.is_near_window(outgoing.tokens),
         )
+
+
+def _list_guessed(state: RequestState, outgoing: OutgoingRequest) -> tuple[Medium, ...]:
+    """Return the media that are sent and whose sizes are not known."""
+    depth, rendered = (outgoing.epoch.depth, outgoing.epoch.rendered) if outgoing.epoch is not None else (0, ())
+    return tuple(
+        [
+            medium
+            for place, medium in state.history.guessed
+            if place >= depth or any(medium.reference.encode() in raw for raw in rendered)
+        ]
+    )
+
+
+def _explain(outgoing: OutgoingRequest, decision: Decision) -> str:
+    """Say why this is sent: why the levels before it failed, else why no epoch opened."""
+    why = outgoing.failed or ("" if outgoing.is_opened else decision.reason or _NOTHING_OPENED)
+    return "; ".join(filter(None, (why, outgoing.note)))
 
 
 def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:

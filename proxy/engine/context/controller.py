@@ -33,6 +33,7 @@ from proxy.engine.context.accounting import (
     add_note,
     label_note,
     list_labels,
+    tell_preamble,
     tell_recorded,
     tell_removed,
 )
@@ -380,14 +381,17 @@ class ContextController:
         return add_note(request, tell_removed(self._bus, request, context, outgoing))
 
     def _label_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
-        """If a request is sent above its ceiling, say so in a header, an event and the plan."""
-        if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
+        """If a request is sent above its ceiling, say so in a header, an event and the plan; of a preamble once."""
+        budget, request, notice = state.budget, state.request, tell_preamble(self._bus, state)
+        is_above = outgoing.tokens > (budget.usable if notice else budget.high)
+        if not budget.usable or not (is_above or notice) or outgoing.plan is None:
             return outgoing
-        reason = decision.reason or (MUST_STAY if outgoing.is_opened or _is_unshortened(state) else NOT_CUT)
-        tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(state.budget.usable)
-        request = state.request
-        self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
-        notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
+        if is_above:
+            stays = MUST_STAY if outgoing.is_opened or _is_unshortened(state) else NOT_CUT
+            reason = notice or _explain_uncut(outgoing) or decision.reason or stays
+            tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(budget.usable)
+            self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
+            notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
         told = "; ".join(filter(None, (notice, outgoing.note)))
         return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(label_note(notice))
 
@@ -453,8 +457,15 @@ def _label_observed(reason: str) -> Headers:
     return ((b"x-palimpsest-mode", f"observe; {shown}".encode("ascii", "replace")),)
 
 
+def _explain_uncut(outgoing: OutgoingRequest) -> str:
+    """Return why a request could not be cut where that was tried, else nothing."""
+    return f"it could not be cut: {outgoing.failed}" if outgoing.failed and outgoing.rung == "original" else ""
+
+
 def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> Headers:
     """Label a request above the soft mark that is sent unchanged for a reason other than its price."""
+    if uncut := _explain_uncut(outgoing):
+        return _label_observed(uncut)
     if outgoing.rung != "original" or decision.pressure == "none":
         return ()
     if decision.why is None:

@@ -294,6 +294,7 @@ class EpochPlanner:
         form = FORMATS[request.wire]
         rules = form.read_rules(request.split, request.chain.preamble.count)
         provider = self._providers.get(request.session.upstream, _ANY)
+        lifted = inputs.budget.lifted
         raws, tokens = request.list_raws(), [after - before for before, after in pairwise([0, *history.sums])]
         for place in history.signed if inputs.is_bound else ():
             raws[place] = form.strip_reasoning(raws[place])
@@ -305,8 +306,8 @@ class EpochPlanner:
             raws,
             list(request.nodes),
             tokens,
-            history.head.tokens + (TOOL_TOKENS if inputs.has_tool else 0),
-            inputs.budget,
+            history.head.tokens + (TOOL_TOKENS if inputs.has_tool else 0) - lifted,
+            inputs.budget.lower(lifted),
             request.session.id,
             self._secret,
             dataclasses.replace(provider, strict_alternation=True) if inputs.is_alternating else provider,
@@ -314,7 +315,7 @@ class EpochPlanner:
             unkept=request.list_unkept(),
             frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
             reports=tuple(each for each in inputs.reports if not each.block or self.takes_compactions(request)),
-            goal=inputs.goal,
+            goal=None if inputs.goal is None else inputs.goal.lower(lifted),
             sent=_find_sent(request),
             depth=inputs.depth,
             must_fit=inputs.must_fit,

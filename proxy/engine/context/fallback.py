@@ -6,7 +6,7 @@ before anything is sent under it. If the log does not accept it, it changes noth
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +30,7 @@ from proxy.engine.context.epoch_planner import (
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.request_state import NO_MEMORY, MemorySource, OutgoingRequest, RequestState
-from proxy.engine.context.rewriter import Rewriter
+from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.ports import Clock
@@ -55,6 +55,10 @@ _MOST_EXCESS = 0.1
 # takes is begun two calls before it, and depends on that plan.
 _LEAD_CALLS = 3
 
+# How levels are named to people, and the errors whose words are shown to them.
+_LEVELS: Mapping[Rung, str] = {"plan": "a plan", "epoch": "the active epoch", "minimal": "a minimal plan"}
+_QUOTED = (Invalid, TimeoutError, StoreUnavailable)
+
 _log = logging.getLogger("palimpsest.context")
 
 
@@ -66,12 +70,18 @@ class _EarlierPlan(NamedTuple):
 
 
 class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
-    """An epoch that is to open. `name` is its id; `seconds` is how long its plan may take."""
+    """An epoch that is to open. `name` is its id; `seconds` is how long its plan may take.
+
+    `failures` gets what went wrong at each level, by its name. If `is_anew`, the plan carries on nothing of the active
+    epoch, which may be what has failed.
+    """
 
     why: EpochReason
     commit: Commit
     name: str
     seconds: float
+    failures: dict[Rung, Exception]
+    is_anew: bool = False
 
 
 class FallbackChain:
@@ -113,28 +123,43 @@ class FallbackChain:
     ) -> OutgoingRequest:
         """Return what is sent. `why` is the reason to open an epoch, or None to open none; `name` is its id.
 
-        `seconds` limits the time for its plan; None means the usual limit. An error of a level is never raised.
+        `seconds` limits the time for its plan; None means the usual limit. An error of a level is never raised. Where
+        the client's own bytes are above the ceiling, they are sent only if no epoch can open either.
         """
-        opened = None
+        opened, failures = None, dict[Rung, Exception]()
         if why is not None:
             if seconds is None:
                 is_awaited = self._is_patient or why in AWAITED
                 seconds = self.seconds if is_awaited else min(SOFT_WAIT, self.seconds)
-            wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
+            wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds, failures)
             opened = await self._open(state, wanted)
         if opened is None and not self._takes(state):
             opened = await self.open_uncompacted(state, commit, name or state.request.exchange)
-        if opened is not None:
-            return opened
-        return self.keep(state) or _send_own(state, None)
+        sent = opened or self.keep(state, failures)
+        if sent is None:
+            wanted = _EpochRequest("hard", commit, name or state.request.exchange, self.seconds, failures, True)
+            sent = await self._open_instead(state, wanted) or _send_own(state, None)
+        return msgspec.structs.replace(sent, failed=format_failures(failures)) if failures else sent
+
+    async def _open_instead(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
+        """Open an epoch where none can be kept, and the client's own request is above the ceiling."""
+        own = msgspec.structs.replace(state, epoch_tokens=state.history.count_to(state.depth))
+        facts = msgspec.structs.replace(own.facts, is_repeat=False, is_retry=False, is_unshortened=False)
+        if own.epoch is None or decide(own.account, facts).why != "hard":
+            return None
+        async with own.context.opening:
+            return await self._open_levels(own, wanted, ("plan", "minimal"))
 
     def _takes(self, state: RequestState) -> bool:
         """Return whether the upstream takes what is sent under the active epoch: it may have a compaction."""
         is_compacted = state.epoch is not None and state.epoch.is_compacted
         return not is_compacted or self.planner.takes_compactions(state.request)
 
-    def keep(self, state: RequestState) -> OutgoingRequest | None:
-        """Return the request under its active epoch, or None if there is none or the result is invalid."""
+    def keep(self, state: RequestState, failures: dict[Rung, Exception] | None = None) -> OutgoingRequest | None:
+        """Return the request under its active epoch, or None if there is none or the result is invalid.
+
+        `failures` gets the error.
+        """
         epoch = state.epoch
         if epoch is None or not self._takes(state):
             return None
@@ -146,6 +171,8 @@ class FallbackChain:
             body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed, recalled=recalled)
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
             tell_failure(self._bus, state, "epoch", error)
+            if failures is not None:
+                failures["epoch"] = error
             return None
         return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened, removed=tuple(state.changed))
 
@@ -161,7 +188,7 @@ class FallbackChain:
         async with context.opening:
             if context.find(state.view, state.request, is_next=True) is not state.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
-            wanted = _EpochRequest("manual", commit, name, self.seconds)
+            wanted = _EpochRequest("manual", commit, name, self.seconds, {})
             outgoing = await self._open_planned(state, draft, wanted, "plan") if draft.exceeds(state.epoch) else None
             if outgoing is None or outgoing.epoch is None:
                 return None
@@ -180,7 +207,7 @@ class FallbackChain:
         draft = extend_unsigned(request, parent, max([state.depth, *(place + 1 for place in signed[-1:])]))
         if not removed and (parent is None or draft.rendered == parent.rendered):
             return None
-        wanted = _EpochRequest("unsigned", commit, name, self.seconds)
+        wanted = _EpochRequest("unsigned", commit, name, self.seconds, {})
         tokens = state.tokens - state.count_removed(removed)
         if parent is not None and parent.tool:
             tokens -= state.count_recalled(state.depth) - state.count_recalled(draft.plan.through)
@@ -206,7 +233,7 @@ class FallbackChain:
         if state.context.reasoning.binds_in(request):
             strip = FORMATS[request.wire].strip_reasoning
             draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
-        wanted = _EpochRequest("untooled", commit, name, self.seconds)
+        wanted = _EpochRequest("untooled", commit, name, self.seconds, {})
         tokens = state.tokens - count_tool(parent.tool) - state.count_recalled(parent.depth)
         state = msgspec.structs.replace(state, tool=b"")
         epoch = _make_epoch(
@@ -255,7 +282,7 @@ class FallbackChain:
             strip = FORMATS[request.wire].strip_reasoning
             draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
         frozen = await self._histories.count_messages(request, draft.rendered) + count_tool(parent.tool)
-        wanted = _EpochRequest("uncompacted", commit, name, self.seconds)
+        wanted = _EpochRequest("uncompacted", commit, name, self.seconds, {})
         tokens = state.history.tokens - state.history.count_to(parent.depth) + frozen
         tokens += state.count_recalled(parent.depth) if parent.tool else 0
         state = msgspec.structs.replace(state, tool=parent.tool)
@@ -290,18 +317,27 @@ class FallbackChain:
                 frozen = await self._histories.count_messages(state.request, found.rendered)
                 state = state.with_epoch(found, frozen + count_tool(found.tool))
                 if state.tokens < state.budget.high:
-                    return self.keep(state)
+                    return self.keep(state, wanted.failures)
             if taken := await self._adopt(state, wanted):
                 return taken
             # A request above the ceiling is cut even if its plan is late or fails.
             is_needed = wanted.why in NEEDED or state.tokens >= state.budget.high
-            rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
-            for rung in rungs:
-                opened, error = await self._try(state, rung, self._plan_and_open(state, wanted, rung))
-                # If a plan makes nothing shorter, or the log is unavailable, a minimal plan cannot help either.
-                if error is None or isinstance(error, StoreUnavailable):
-                    return opened
-            return None
+            return await self._open_levels(state, wanted, ("plan", "minimal") if is_needed else ("plan",))
+
+    async def _open_levels(
+        self, state: RequestState, wanted: _EpochRequest, rungs: Sequence[Rung]
+    ) -> OutgoingRequest | None:
+        """Open an epoch at the first of these levels that works, of those that have not failed yet."""
+        for rung in rungs:
+            if rung in wanted.failures:
+                continue
+            opened, error = await self._try(state, rung, self._plan_and_open(state, wanted, rung))
+            if error is not None:
+                wanted.failures[rung] = error
+            # If a plan makes nothing shorter, or the log is unavailable, a minimal plan cannot help either.
+            if error is None or isinstance(error, StoreUnavailable):
+                return opened
+        return None
 
     async def _try(
         self, state: RequestState, rung: Rung, work: Awaitable[OutgoingRequest | None]
@@ -327,7 +363,7 @@ class FallbackChain:
 
     async def _plan_and_open(self, state: RequestState, wanted: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
         if rung == "minimal":
-            draft = await self.planner.draft_minimal(state.request, state.history, self.list_inputs(state, wanted.why))
+            draft = await self.planner.draft_minimal(state.request, state.history, self._list_wanted(state, wanted))
         else:
             began = self._clock.monotonic()
             state = await self.memory.add(state, wanted.seconds)
@@ -336,7 +372,7 @@ class FallbackChain:
             if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
-        tell_unreachable(self._bus, state, draft.plan.beyond)
+        tell_unreachable(self._bus, state, draft.plan.beyond and draft.plan.beyond + state.budget.lifted)
         if not draft.plan.through:
             _note_unshortened(state)
             return None
@@ -353,7 +389,7 @@ class FallbackChain:
             await self.planner.wait(context.drafting, wanted.seconds)
         if context.drafting is not None:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
-        inputs = self.list_inputs(state, wanted.why)
+        inputs = self._list_wanted(state, wanted)
         earlier = await _find_drafted(self._histories, state, inputs)
         if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
             return earlier.draft
@@ -400,6 +436,9 @@ class FallbackChain:
     def list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         """Return the inputs of a plan for an epoch that opens for this reason."""
         return state.list_inputs(why, state.epoch or self._find_anonymous(state))
+
+    def _list_wanted(self, state: RequestState, wanted: _EpochRequest) -> PlanInputs:
+        return state.list_inputs(wanted.why, None) if wanted.is_anew else self.list_inputs(state, wanted.why)
 
     def _find_anonymous(self, state: RequestState) -> Epoch | None:
         """Return the epoch of another unnamed session with the same messages, if it offers what this one would."""
@@ -475,6 +514,15 @@ def _rewrite(rewriter: Rewriter, state: RequestState, epoch: Epoch) -> bytes:
     pinned = state.context.list_pinned(request.nodes) | request.list_unkept()
     changed, recalled = state.context.reasoning.find_changed(request, epoch), _list_recalled(state, epoch)
     return rewriter.rewrite(request, history, epoch, pinned, changed=changed, recalled=recalled)
+
+
+def format_failures(failures: Mapping[Rung, Exception]) -> str:
+    """Say why levels failed, in the order in which they were tried.
+
+    Only errors with words of ours are quoted: others may quote the conversation.
+    """
+    told = {rung: str(each) if isinstance(each, _QUOTED) else type(each).__name__ for rung, each in failures.items()}
+    return "; ".join(f"{_LEVELS.get(rung, rung)}: {problem}" for rung, problem in told.items())
 
 
 def _note_unshortened(state: RequestState) -> None:

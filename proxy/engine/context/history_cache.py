@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import msgspec
 
-from proxy.context.budget import has_token_bound
+from proxy.context.budget import has_reference, has_token_bound
 from proxy.context.conversation import CountedMessage
 from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.tool_offers import NO_RECALLED
@@ -15,7 +15,7 @@ from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.model.epoch import Recalled
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import compute_digest
-from proxy.model.messages import MessageStructure
+from proxy.model.messages import Medium, MessageStructure
 from proxy.model.shared_list import count_common, extend_shared
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
@@ -57,6 +57,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     first: int  # index of the first message in `items`
     marked: tuple[int, ...] = ()  # indexes of messages with cache markers
     signed: tuple[int, ...] = ()  # indexes of messages with signed reasoning
+    guessed: tuple[tuple[int, Medium], ...] = ()  # media whose sizes were not known, with the indexes of their messages
 
     def count(self, start: int, stop: int) -> int:
         """Return the tokens of the messages from `start` up to `stop`."""
@@ -181,6 +182,8 @@ class HistoryCache:
         """Return the cached history that shares most messages with a request, and their number, or (None, 0)."""
         best, most = None, 0
         for history in reversed(self._seen.get(_name(request), ())):
+            if any(self._find_size(request, medium) is not None for _, medium in history.guessed):
+                continue  # it was counted before the sizes were learned
             shared = history.count_alike(request)
             if shared > most:
                 best, most = history, shared
@@ -200,6 +203,8 @@ class HistoryCache:
         else:
             structures, tokens = await self._measure(request, request.list_raws(shared))
             history = _extend(known, shared, request, structures, tokens=tokens, head=head)
+            if fresh := self._list_guessed(request, shared):
+                history = msgspec.structs.replace(history, guessed=(*history.guessed, *fresh))
             if any(map(_is_long_named, structures)):
                 return history
         if is_kept:
@@ -229,7 +234,7 @@ class HistoryCache:
 
     def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
         """Count the new messages of a history from `begin`. This blocks the event loop."""
-        tokens = self._counter.count_now(request.model, begun.pieces).tokens
+        tokens = self._counter.count_now(request.model, begun.pieces, request.session.upstream).tokens
         history, shared = begun.history, len(begun.history.sums) - len(tokens)
         sums = extend_shared(history.sums, shared, _sum_tokens(history.count_to(shared), tokens))
         history = msgspec.structs.replace(history, sums=sums)
@@ -256,14 +261,30 @@ class HistoryCache:
     ) -> tuple[list[MessageStructure], tuple[int, ...]]:
         """Return the structures of messages, and their tokens."""
         if sum(map(len, raws)) > _READ_HERE:
-            return await self._counter.measure(request.wire, request.model, raws)
+            return await self._counter.measure(request.wire, request.model, raws, request.session.upstream)
         structures, pieces = _decode(request.wire, raws)
         return structures, await self._count(request, pieces)
 
     async def _count(self, request: ManagedRequest, pieces: Sequence[Piece]) -> tuple[int, ...]:
         if not pieces:
             return ()
-        return (await self._counter.count(request.model, pieces)).tokens
+        return (await self._counter.count(request.model, pieces, request.session.upstream)).tokens
+
+    def _list_guessed(self, request: ManagedRequest, start: int) -> list[tuple[int, Medium]]:
+        """Return the media of messages from index `start` on whose sizes nothing has told yet."""
+        if request.chain.is_plain:
+            return []
+        decode = FORMATS[request.wire].decode_message
+        media = [
+            (place, medium)
+            for place, raw in enumerate(request.list_raws(start), start)
+            if has_reference(raw)
+            for medium in decode(raw).content.media
+        ]
+        return [(place, each) for place, each in media if each.reference and self._find_size(request, each) is None]
+
+    def _find_size(self, request: ManagedRequest, medium: Medium) -> int | None:
+        return self._counter.find_size(request.session.upstream, request.model, medium.reference)
 
     def _remember(self, key: Key, history: MeasuredHistory) -> None:
         """Add a history, in place of those that it continues."""
@@ -343,4 +364,5 @@ def _extend(
         first,
         (*(place for place in known.marked if place < shared), *fresh),
         (*(place for place in known.signed if place < shared), *signed),
+        tuple([(place, medium) for place, medium in known.guessed if place < shared]),
     )

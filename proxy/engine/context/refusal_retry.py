@@ -276,7 +276,7 @@ class RefusalRetry:
             reason,
             state.to_model_tokens(state.client_tokens),
             state.to_model_tokens(tokens),
-            state.to_model_tokens(state.budget.usable),
+            state.to_model_tokens(state.budget.high),
         )
 
     async def _learn_form(self, level: _Level) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
+from proxy.context.budget import Budget, TokenRatio, has_reference, is_surely_below_soft_mark
 from proxy.context.conversation import BuilderPolicy, MemoryText
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
@@ -271,6 +271,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     state: RequestState | None = None  # what it was decided from; None if nothing was counted
     removed: tuple[int, ...] = ()  # indexes of the messages whose signed reasoning is not sent, and stood there before
     note: str = ""  # what is told of the removed reasoning
+    failed: str = ""  # why the levels before this one failed; empty if none did
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
         """Return a copy with more labels, and with a pin."""
@@ -421,9 +422,10 @@ class StateReader:
         epoch_tokens: int,
         is_kept: bool = True,
     ) -> RequestState:
-        account = context.get_account(request.view, epoch.id if epoch is not None else "", budget, is_kept=is_kept)
         is_refused = context.recalled.is_refused(request.view, self.clock.now_ms())
         tool = self.offers.choose(request, epoch, is_refused=is_refused)
+        preamble, applied = history.head.tokens + count_tool(tool), epoch.id if epoch is not None else ""
+        account = context.get_account(request.view, applied, budget.lift(preamble), is_kept=is_kept)
         recalled = context.recalled.find(request)
         depth = epoch.depth if epoch is not None else 0
         sent = recalled if epoch is not None and epoch.tool else NO_RECALLED
@@ -433,6 +435,7 @@ class StateReader:
         if request.clearing is not None and request.clearing.trigger is not None:
             staying = context.list_pinned(request.nodes) | request.list_unkept()
             budget = self.find_budget(request, estimate_protected(history, staying))
+        budget = budget.lift(preamble)
         return RequestState(
             request=request,
             context=context,
@@ -467,7 +470,8 @@ class StateReader:
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch, is_kept: bool) -> int:
         """Count the tokens of what is sent for an epoch, and keep the count if told to."""
         tokens = context.sizes.get(epoch.id)
-        if tokens is None:
+        is_learning = not request.chain.is_plain and any(map(has_reference, epoch.rendered))
+        if tokens is None or is_learning:
             tokens = await self.caches.histories.count_messages(request, epoch.rendered) + count_tool(epoch.tool)
             if is_kept:
                 context.sizes[epoch.id] = tokens

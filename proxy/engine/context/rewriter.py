@@ -3,7 +3,7 @@
 A rewritten request with a fault that the client's own request does not have is never sent.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -16,10 +16,11 @@ from proxy.model.epoch import Edit, Epoch, Kept, Recalled, Replaced, Written
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHE_MEMBER, DEFAULT_LIFETIME
-from proxy.wire.rendering import NO_CHANGES, MarkedRequest, add_markers, apply, find_hop, place_marker
+from proxy.wire.rendering import NO_CHANGES, MarkedRequest, add_markers, apply, find_hop, place_marker, unmark
 from proxy.wire.rounds import append_tool
 from proxy.wire.validity import (
     MOST_MARKERS,
+    NOWHERE,
     RequestFault,
     Rules,
     Splice,
@@ -81,34 +82,66 @@ class Rewriter:
         """Return the body under an epoch, with the pinned messages unchanged.
 
         `changed` has later messages without their signed reasoning, `recalled` what a model recalled within answers, by
-        their last message. Raises Invalid, and ValueError if the epoch does not belong to this request.
+        their last message. Faults are mended where they can be: those of cache markers by sending ours without any, and
+        all of answers with hidden rounds by sending them as the client has them. Raises Invalid where a fault remains,
+        and ValueError if the epoch does not belong to this request.
         """
+        tool = self._offers.find(request, epoch)
+        restored = self._offers.list_restored(request, recalled, epoch.depth) if tool else ()
+        write = partial(self._write, request, history, epoch, pinned=pinned, tool=tool)
+        if restored:
+            try:
+                return _mend_markers(partial(write, changed=changed, restored=restored))
+            except Invalid as error:
+                problem = error
+        if recalled and (restored or not tool):
+            changed = _strip_behind(request, history, min(recalled), changed)
+        try:
+            return _mend_markers(partial(write, changed=changed, restored=()))
+        except Invalid as error:
+            raise problem if restored else error from None
+
+    def _write(
+        self,
+        request: ManagedRequest,
+        history: MeasuredHistory,
+        epoch: Epoch,
+        *,
+        pinned: Collection[int],
+        tool: bytes,
+        changed: Mapping[int, bytes],
+        restored: Sequence[RestoredAnswer],
+        is_unmarked: bool,
+    ) -> bytes:
+        """Return the body with these answers restored. If it `is_unmarked`, what is not the client's has no marker."""
         provider = self._providers.get(request.session.upstream, _ANY)
         leading = request.chain.preamble.count
         form = FORMATS[request.wire]
         rules = form.read_rules(request.split, leading, is_alternating=provider.strict_alternation)
         lost = history.list_markers(epoch.depth)
-        rendered = place_marker(form, epoch.rendered, lost)
-        tool = self._offers.find(request, epoch)
-        restored = self._offers.list_restored(request, recalled, epoch.depth) if tool else ()
-        if recalled and not tool:
-            changed = _strip_behind(request, history, min(recalled), changed)
         judged = self._find_judged(request, history, epoch, restored)
+        splices, rendered = judged.splices, place_marker(form, epoch.rendered, lost)
+        if is_unmarked:
+            splices = tuple(map(_unmark_splice, splices))
+            gone = [place for place in history.marked if _is_replaced(place, epoch.depth, restored)]
+            lifetimes = [lifetime for place in gone for lifetime in history.structures[place].markers]
+            rendered = place_marker(form, tuple(map(unmark, epoch.rendered)), lifetimes)
         lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
         shown = {"is_marked": rendered is not epoch.rendered, "is_judged": lasting is not None}
-        if problem := find_problem(history, judged.splices, rules, pinned, restored=judged.restored, **shown):
+        if problem := find_problem(history, splices, rules, pinned, restored=judged.restored, **shown):
             raise Invalid(problem)
         if lasting is None:
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
         sent = MarkedRequest(rendered, request.add_notes(epoch.depth, changed))
-        if form.takes_markers:
+        if form.takes_markers and not is_unmarked:
             kept = history.list_markers()[len(lost) :]
             has_room = len(rules.markers) + len(kept) + bool(lost) < MOST_MARKERS
             if has_room and (provider.takes_markers or kept or CACHE_MEMBER in request.split.members):
                 sent = self._mark(request, history, epoch, sent, is_ours=provider.takes_markers)
         members = {**sent.members, "tools": append_tool(request.split.member("tools"), tool)} if tool else sent.members
-        spans = [(range(each.start, each.stop), each.messages) for each in restored]
+        shape = unmark if is_unmarked else bytes
+        spans = [(range(each.start, each.stop), tuple(map(shape, each.messages))) for each in restored]
         return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed, members=members, spans=spans)
 
     def _mark(
@@ -151,9 +184,32 @@ class Rewriter:
         return judged
 
 
+def _mend_markers(write: Callable[..., bytes]) -> bytes:
+    """Return a body, without cache markers of ours if it has a fault of markers with them."""
+    try:
+        return write(is_unmarked=False)
+    except Invalid as error:
+        if not str(error).startswith("markers"):
+            raise
+        return write(is_unmarked=True)
+
+
 def _make_splice(wire: str, restored: RestoredAnswer) -> Splice:
     structures = tuple(map(FORMATS[wire].parse_structure, restored.messages))
-    return Splice(restored.start, restored.stop, structures)
+    marked = restored.answered if restored.answered < restored.stop else NOWHERE
+    return _unmark_splice(Splice(restored.start, restored.stop, structures), marked)
+
+
+def _unmark_splice(splice: Splice, marked: int = NOWHERE) -> Splice:
+    """Return a splice without cache markers in what replaces messages; those of the client from `marked` on count."""
+    structures = tuple(
+        [msgspec.structs.replace(each, markers=()) if each.markers else each for each in splice.structures]
+    )
+    return msgspec.structs.replace(splice, structures=structures, marked=marked)
+
+
+def _is_replaced(place: int, depth: int, restored: Iterable[RestoredAnswer]) -> bool:
+    return place < depth or any(each.start <= place < each.stop for each in restored)
 
 
 def _strip_behind(

@@ -22,12 +22,16 @@ REFUSED_MS = 24 * 60 * 60 * 1000
 
 
 class RestoredAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What is sent in place of a client's messages from `start` up to `stop`: an answer with its hidden rounds."""
+    """What is sent in place of a client's messages from `start` up to `stop`: an answer with its hidden rounds.
+
+    From `answered` on they are the client's results, which are sent, too, with the cache markers that they have.
+    """
 
     start: int
     stop: int
     messages: tuple[bytes, ...]
     exchange: str
+    answered: int
 
 
 Restore = Callable[[str, Sequence[HiddenRound], Sequence[bytes]], Sequence[bytes]]
@@ -102,7 +106,7 @@ class ToolOffers:
             # results of ours stand beside those of the client
             following = raws[stop - depth : stop - depth + 1] if each.rounds[-1].results else []
             messages = tuple(self._restore(request.wire, each.rounds, following))
-            restored.append(RestoredAnswer(start, stop + len(following), messages, each.exchange))
+            restored.append(RestoredAnswer(start, stop + len(following), messages, each.exchange, stop))
         return tuple(restored)
 
 

@@ -285,6 +285,21 @@ def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) 
     )
 
 
+def judge_preamble(session: str, tokens: int, budget: Budget) -> Finding | None:
+    """Say that the system prompt and the tools of a session leave its messages too little room below the ceiling."""
+    lifted = budget.lift(tokens)
+    if not lifted.lifted:
+        return None
+    facts: Facts = {"session": session, "preamble": tokens, "usable": budget.usable, "high_mark": lifted.high}
+    what = (
+        f"The system prompt and the tools of session {session[:12]} alone have {tokens:,} tokens of the"
+        f" {budget.usable:,} below the ceiling. Its messages keep {lifted.high - tokens:,} beside them, so that its"
+        f" requests are shortened from {lifted.high:,} on."
+    )
+    advice = "Raise budget.ceiling_tokens, or offer fewer tools (MCP servers)."
+    return Finding(name="preamble", state="warning", sentence=what, advice=advice, facts=facts)
+
+
 def judge_local(upstream: str, *, summary_model: str) -> Finding:
     """Say how calls of ours keep out of the way of the clients' at an engine that serves one request at a time."""
     what = f"{upstream} is taken for an engine that serves one request at a time: it is asked for nothing of ours"

@@ -12,7 +12,7 @@ from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody, split_body
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array, load_lenient, read_objects
-from proxy.wire.rendering import list_lower_limits
+from proxy.wire.rendering import list_lower_limits, unmark
 from proxy.wire.rounds.chat import CHAT
 from proxy.wire.rounds.messages import MESSAGES
 from proxy.wire.rounds.responses import RESPONSES
@@ -135,12 +135,13 @@ def restore_answer(
 
     `following` are the client's elements behind that answer, of which those are returned, too, that have to be sent
     otherwise: results of the client's own calls stand beside ours of the same round. Calls of the last round that were
-    ignored, because they have no result, are left out.
+    ignored, because they have no result, are left out. Rounds have no cache markers, since clients move theirs.
     """
     wire = _WIRES[form.name]
     restored: list[bytes] = []
     for place, played in enumerate(rounds):
-        restored += wire.drop_calls(played.answer, tool, frozenset(result.id for result in played.results))
+        answer = tuple(map(unmark, played.answer))
+        restored += wire.drop_calls(answer, tool, frozenset(result.id for result in played.results))
         if place < len(rounds) - 1:
             restored += wire.spell_results(played.results)
     last = rounds[-1].results if rounds else ()

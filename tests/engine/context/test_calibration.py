@@ -13,6 +13,7 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, Prices, Rates
 from proxy.model.events import AnswerRead, CacheDiffers, Event, SilentOverflowSeen
 from proxy.model.exchange import Usage
+from proxy.model.messages import Medium
 from tests.support.caches import MAP
 from tests.support.engine import FixedClock
 from tests.support.events import hear_all
@@ -325,3 +326,15 @@ def test_a_rewritten_request_has_markers_of_ours_where_the_upstream_takes_them()
     by_host = World(Provider(host="api.anthropic.com"))
     card = Card(caches=MAP.find("claude-opus-5").caches)
     assert not by_host.lessons.find_tariff(UPSTREAM, MODEL, card, is_rewritten=True).cache.is_used
+
+
+def test_the_first_usage_with_a_file_tells_its_size_and_nothing_of_the_ratio() -> None:
+    world = World()
+    file = Medium("document", reference="file-1")
+    world.send(msgspec.structs.replace(lesson(12_000), guessed=(file,)))
+    world.answer(Usage(60_000, 1))
+    assert world.counting.find_size(UPSTREAM, MODEL, "file-1") == 50_000
+    assert world.ratio().value == pytest.approx(1.0)
+    world.send(msgspec.structs.replace(lesson(61_000), guessed=(file,)), "x2")
+    world.answer(Usage(30_000, 1), "x2")
+    assert world.counting.find_size(UPSTREAM, MODEL, "file-1") == 50_000  # told once

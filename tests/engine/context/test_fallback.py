@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Written
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
@@ -22,6 +23,11 @@ BELOW = HISTORY[: 2 + 2 * 15]
 
 def fail(*_: Any) -> ContextPlan:
     raise RuntimeError("the builder is out of order")
+
+
+def orphan(view: Any, build: Any) -> ContextPlan:
+    """A call stays without its result, which upstreams refuse."""
+    return ContextPlan(3, (Kept(0), Kept(1)), (), 100, 100)
 
 
 def gain_nothing(view: Any, build: Any) -> ContextPlan:
@@ -79,16 +85,44 @@ async def test_a_revert_to_the_clients_own_bytes_is_an_epoch_that_holds() -> Non
     assert outgoing == OutgoingRequest("original", case.request.split.content, case.client_tokens, revert)
 
 
-async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> None:
-    setup = Setup()
+async def break_epoch(setup: Setup, *, is_side: bool = False, **changes: Any) -> RequestState:
+    """A request above the ceiling under an epoch that does not bear."""
     await setup.run_chain(await setup.read_state(LONG))
-    case = await setup.read_state(HISTORY[: 2 + 2 * 23])
+    case = await setup.read_state(HISTORY[: 2 + 2 * 23], is_side=is_side)
     assert case.epoch is not None
     broken = msgspec.structs.replace(case.epoch, id="broken", edits=b"[")
-    outgoing = await setup.run_chain(msgspec.structs.replace(case, epoch=broken), None)
-    assert (outgoing.rung, outgoing.epoch, outgoing.body) == ("original", None, case.request.split.content)
-    (failed,) = setup.list_events(RungFailed)
-    assert (failed.rung, failed.exchange, "DecodeError" in failed.problem) == ("epoch", "x1", True)
+    return msgspec.structs.replace(case, epoch=broken, **changes)
+
+
+LEVELS = {
+    (): ("plan", "the active epoch: DecodeError"),
+    (fail,): ("minimal", "the active epoch: DecodeError; a plan: RuntimeError"),
+    (orphan,): ("minimal", "the active epoch: DecodeError; a plan: missing call_000000000000000000000000"),
+    (fail, fail): ("original", "the active epoch: DecodeError; a plan: RuntimeError; a minimal plan: RuntimeError"),
+}
+
+
+@pytest.mark.parametrize("acts", LEVELS)
+async def test_above_the_ceiling_the_clients_own_bytes_are_the_last_level(acts: tuple[Any, ...]) -> None:
+    setup = Setup(None, *acts)
+    case = await break_epoch(setup)
+    outgoing = await setup.run_chain(case, None)
+    assert (outgoing.rung, outgoing.failed) == LEVELS[acts]
+    assert (outgoing.tokens < 7_760) is (outgoing.rung != "original")
+    first, *later = setup.list_events(RungFailed)
+    assert (first.rung, first.exchange, "DecodeError" in first.problem) == ("epoch", "x1", True)
+    assert [each.rung for each in later] == ["plan", "minimal"][: len(acts)]
+    assert outgoing.rung != "original" or outgoing.body == case.request.split.content
+
+
+async def test_below_the_ceiling_and_for_side_requests_nothing_opens_in_place_of_an_epoch_that_failed() -> None:
+    roomy: dict[str, Any] = {"budget": make_budget(None, None, None, BudgetPolicy(ceiling_tokens=50_000))}
+    for changes in (roomy, {"is_side": True}):
+        setup = Setup()
+        case = await break_epoch(setup, **changes)
+        outgoing = await setup.run_chain(case, None)
+        assert (outgoing.rung, outgoing.body) == ("original", case.request.split.content)
+        assert (setup.builder.asked, outgoing.failed) == (["plan"], "the active epoch: DecodeError")
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])

@@ -354,3 +354,21 @@ async def test_messages_of_ours_are_counted_as_the_clients_are() -> None:
 )
 def test_chains_part_once(known: str, nodes: str, shared: int) -> None:
     assert count_shared_nodes([each.encode() for each in known], [each.encode() for each in nodes]) == shared
+
+
+async def test_a_history_is_counted_anew_when_the_size_of_a_file_in_it_was_learned() -> None:
+    counter = TokenCounter(Tokens())
+    paths = HistoryCache(counter, PLENTY)
+    part = {"type": "file", "file": {"file_id": "file-1"}}
+    messages = [*HISTORY[:2], {"role": "user", "content": [part]}, *HISTORY[2:]]
+    request = make_subject(messages)
+    first = await paths.follow(request)
+    ((place, medium),) = first.guessed
+    assert (place, medium.reference) == (1, "file-1") and paths.find(request)[0] is first
+    counter.learn_sizes(request.session.upstream, request.model, [medium], first.tokens, first.tokens + 7_000)
+    assert paths.find(request) == (None, 0)
+    again = await paths.follow(request)
+    assert (again.tokens, again.guessed) == (first.tokens + 7_000, ())
+    later = await paths.follow(make_subject([*messages, {"role": "user", "content": "Go on."}]))
+    assert later.guessed == () and later.count_to(2) == again.count_to(2)
+    assert await paths.count_messages(request, request.list_raws(1)[:1]) == again.count(1, 2)

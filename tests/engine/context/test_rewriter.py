@@ -9,11 +9,12 @@ import pytest
 from proxy.engine.context import rewriter as module
 from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
 from proxy.engine.context.rewriter import Invalid, Rewriter
+from proxy.engine.context.tool_offers import ToolOffers
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.epoch import Edit, Epoch, Kept, Written
-from tests.support.managing import QuarterTokens, make_history, make_subject
+from proxy.model.epoch import Edit, Epoch, HiddenRound, Kept, Recalled, Written
+from tests.support.managing import Message, QuarterTokens, make_history, make_subject
 
 HISTORY = make_history(3)
 LEDGER = b'{"role":"user","content":"a ledger"}'
@@ -143,3 +144,65 @@ async def test_markers_of_the_client_count_and_the_frozen_prefix_keeps_its_bytes
     first, second = (json.loads(body)["messages"] for body in bodies)
     assert first[:3] == second[:3]
     assert first[0] == marked[0]
+
+
+# Answers with hidden rounds: the client's last answer of `ANSWERED` was made of an own call, its result, and more.
+ANSWERED: list[Message] = [*HISTORY, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "Go on."}]
+OWN_CALL = {"id": "own_1", "type": "function", "function": {"name": "context_recall", "arguments": "{}"}}
+ROUNDS: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None, "tool_calls": [OWN_CALL]},
+    {"role": "tool", "tool_call_id": "own_1", "content": "what was recalled"},
+    {"role": "assistant", "content": "Done."},
+]
+
+
+async def rewrite_answered(messages: list[Message], *rounds: dict[str, Any], pinned: Any = ()) -> list[Any]:
+    """What is sent of these messages where the last but one, an answer, is restored to these rounds."""
+    raws = [json.dumps(each).encode() for each in rounds]
+    offers = ToolOffers(is_on=True, spell=lambda _: b"{}", find_obstacle=lambda *_: "", restore=lambda *_: raws)
+    rewriter, tools = Rewriter({}, offers), [{"type": "function", "function": {"name": "bash"}}]
+    subject = make_subject(messages, tools=tools)
+    path = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 20).follow(subject)
+    epoch = msgspec.structs.replace(keep_task(subject), tool=b"{}")
+    place = len(subject.nodes) - 2
+    recalled = Recalled("x1", "s1", "gpt-4o", "x1", subject.nodes[place], 1, 5, (HiddenRound(()),))
+    body = rewriter.rewrite(subject, path, epoch, pinned, recalled={place: recalled})
+    sent: list[Any] = json.loads(body)["messages"]
+    return sent
+
+
+def mark_text(message: Message) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"], **MARK}]}
+
+
+async def test_a_restored_answer_is_sent_with_its_rounds() -> None:
+    assert (await rewrite_answered(ANSWERED, *ROUNDS))[-4:] == [*ROUNDS, ANSWERED[-1]]
+
+
+async def test_too_many_markers_are_mended_by_sending_ours_without_any() -> None:
+    later = [mark_text({"role": "user", "content": "Go on."}), mark_text({"role": "assistant", "content": "Done."})]
+    subject, path = await read_state(
+        [mark_text(HISTORY[0]), *HISTORY[1:], *later, mark_text(later[0] | {"content": "And?"})]
+    )
+    raws = subject.list_raws()
+    old = json.dumps(mark_text({"role": "user", "content": "a ledger"})).encode()
+    epoch = make_epoch(subject, Written("a ledger", 0, 3), Kept(0), rendered=(old, raws[0]))
+    body = Rewriter({}).rewrite(subject, path, epoch)
+    assert body.count(b"cache_control") == 4 and b"a ledger" in body
+
+
+async def test_a_marker_that_would_be_lost_with_the_clients_answer_stands_at_the_end_of_the_frozen_prefix() -> None:
+    marked = [*ANSWERED[:-2], mark_text(ANSWERED[-2]), ANSWERED[-1]]
+    sent = await rewrite_answered(marked, *ROUNDS)
+    assert sent[-4:] == [*ROUNDS, ANSWERED[-1]]
+    assert [at for at, each in enumerate(sent) if "cache_control" in json.dumps(each)] == [2]
+
+
+async def test_an_answer_whose_rounds_would_be_refused_is_sent_as_the_client_has_it() -> None:
+    sent = await rewrite_answered(ANSWERED, ROUNDS[0], ROUNDS[2])  # the call has no result
+    assert sent[-2:] == ANSWERED[-2:] and "own_1" not in json.dumps(sent)
+
+
+async def test_where_the_clients_own_answer_does_not_help_the_first_fault_is_told() -> None:
+    with pytest.raises(Invalid, match="missing own_1"):
+        await rewrite_answered(ANSWERED, ROUNDS[0], ROUNDS[2], pinned={1})

@@ -310,3 +310,16 @@ def test_a_client_that_has_a_tool_that_could_be_meant_gets_none_of_ours(name: st
         assert body is not None
         assert find_obstacle(speaker.form, body, TOOL) == f"the request has a tool {name} of its own"
         assert not find_obstacle(speaker.form, body, "my_tool")
+
+
+def test_rounds_have_no_cache_markers_whoever_stored_them_and_the_clients_results_keep_theirs() -> None:
+    marker = b',"cache_control":{"type":"ephemeral"}'
+    call = b'{"type":"tool_use","id":"t1","name":"read","input":{"cache_control":1}%b}' % marker
+    own = b'{"type":"tool_use","id":"o1","name":"%b","input":{}%b}' % (TOOL.encode(), marker)
+    answer = b'{"role":"assistant","content":[%b,%b]}' % (own, call)
+    following = b'{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"x"%b}]}' % marker
+    said, results = restore_answer(MESSAGES, TOOL, [PlayedRound((answer,), (OwnResult("o1", "found"),))], (following,))
+    assert said == answer.replace(marker, b"") and results.count(marker) == 1
+    body = b'{"type":"message","role":"assistant","content":[%b],"stop_reason":"tool_use"}' % own
+    (kept,) = read_round(MESSAGES, TOOL, body, is_stream=False).answer
+    assert marker not in kept and b'"o1"' in kept

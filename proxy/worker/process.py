@@ -90,6 +90,7 @@ class WorkerProcess:
         self._losses = 0
         self._refused_until = 0.0
         self._is_closed = self._is_idle = False  # idle: the process has started, and has no job
+        self._has_answered = False  # since it was started
         self._indexes = bool(settings.log)
         self.index_health = IndexHealth()
 
@@ -97,6 +98,12 @@ class WorkerProcess:
     def pid(self) -> int | None:
         """The id of the process, or None while it does not run."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process was asked for a job, and has not answered since it was started."""
+        is_ready = self._has_answered and self.pid is not None
+        return not is_ready and self._serving is not None and not self._serving.done()
 
     async def start(self) -> None:
         """Start the process and wait until it is ready for its first job. Raises WorkerLost."""
@@ -264,10 +271,11 @@ class WorkerProcess:
         await process.stdin.drain()
         length = await process.stdout.readexactly(LENGTH_BYTES)
         result = _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
-        self._is_idle = True
+        self._is_idle = self._has_answered = True
         return result
 
     async def _start(self) -> asyncio.subprocess.Process:
+        self._has_answered = False
         starting = asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,

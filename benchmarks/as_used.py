@@ -1,7 +1,6 @@
 """What users notice and a closed loop does not show, at default settings.
 
-`measure_equal`: one history without a session id, sent again and again (retries, best-of-n, evaluations); CPU of each
-hundred calls against the first hundred. `measure_cold`: the longest time for which `/-/live`, asked every 5 ms, has no
+`measure_cold`: the longest time for which `/-/live`, asked every 5 ms, has no
 answer beside the first call of a long session to a process that was just started. What is measured has a core to
 itself (and the busy loop, where there is one). The control is the mock upstream on the same core at the same moments:
 what the machine itself takes.
@@ -18,28 +17,14 @@ from collections.abc import Iterator
 import msgspec
 
 from benchmarks.jobs import Job
-from benchmarks.processes import Child, Nursery, read_cpu_seconds, wait_until_quiet
+from benchmarks.processes import Child, Nursery
 from benchmarks.sessions import build_body, name_session
 from benchmarks.targets import MEASURED_CORE, Setting, start_mock, start_palimpsest
 
-EQUAL_BYTES, EQUAL_CALLS, EQUAL_WARM, EQUAL_PART = 100_000, 400, 20, 100
 # 269,000 tokens: above the default ceiling of 128,000, also once the mock's usage has taught that they are fewer.
 COLD_BYTES, COLD_SECONDS, COLD_ROUNDS = 1_000_000, 4.0, 3
 POLL_SECONDS = 0.005
 _BUSY = "while True: pass"
-
-
-class Equal(msgspec.Struct, kw_only=True):
-    """Seconds of a call of one history, in each hundred calls after the warm-up: of CPU, and in all."""
-
-    differs: bool
-    cpu: list[float]
-    wall: list[float]
-
-    @property
-    def growth(self) -> float:
-        """CPU of the last hundred calls by that of the first."""
-        return self.cpu[-1] / self.cpu[0]
 
 
 class ColdStart(msgspec.Struct, kw_only=True):
@@ -69,38 +54,6 @@ class ColdStart(msgspec.Struct, kw_only=True):
     def next_call(self) -> float:
         """The first call of another session to the same process, median."""
         return statistics.median(self.next_calls)
-
-
-def measure_equal(setting: Setting, name: str, *, differs: bool) -> Equal:
-    """CPU per call of a history that is sent again; `differs`: each answer is another one."""
-    target = start_palimpsest(setting, name)
-    assert target.child is not None
-    body = build_body(Job(port=0, size=EQUAL_BYTES, is_anonymous=True), name_session())
-    connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=30)
-    parts: list[tuple[float, float]] = []
-
-    def call(number: int) -> None:
-        nonce = f"{number:012d}" if differs else "0" * 12
-        fields = {"authorization": "Bearer bench", "content-type": "application/json", "x-bench-answer": nonce}
-        connection.request("POST", "/v1/chat/completions", body, fields)
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"call {number}: status {answer.status}")
-
-    for number in range(EQUAL_WARM):
-        call(number)
-    for first in range(0, EQUAL_CALLS, EQUAL_PART):
-        wait_until_quiet(target.child.pid, 3)
-        before, begun = read_cpu_seconds(target.child.pid), time.perf_counter()
-        for number in range(first, first + EQUAL_PART):
-            call(EQUAL_WARM + number)
-        seconds = time.perf_counter() - begun
-        wait_until_quiet(target.child.pid, 3)
-        parts.append(((read_cpu_seconds(target.child.pid) - before) / EQUAL_PART, seconds / EQUAL_PART))
-    connection.close()
-    setting.nursery.end(target.child)
-    return Equal(differs=differs, cpu=[used for used, _ in parts], wall=[taken for _, taken in parts])
 
 
 class Poll:

@@ -17,6 +17,8 @@ from benchmarks.measure import (
     cpu_per_chunk,
     cpu_per_request,
     first_byte_p50,
+    first_p50,
+    last_p50,
     p50,
     p99,
     requests_per_second,
@@ -110,8 +112,24 @@ def _agents(label: str, metric: Metric, *, is_above: bool = False) -> Read:
     return lambda bench, extras, name: read(bench, extras, name) if name in targets else None
 
 
-def _equal(number: int) -> Read:
-    return lambda bench, extras, name: extras.equal[name][number].growth if name in extras.equal else None
+def _unnamed(label: str) -> Read:
+    """What a history without a session id adds, by what the same with one adds."""
+
+    def read(bench: Bench, extras: Extras, name: str) -> float | None:
+        named, unnamed = (bench.added(f"equal {label} {each}", name, p50) for each in ("an id", "no id"))
+        return unnamed / named if named and unnamed is not None else None
+
+    return read
+
+
+def _growth(label: str) -> Read:
+    """What the last hundred calls of a history without a session id take, by what the first hundred take."""
+
+    def read(bench: Bench, extras: Extras, name: str) -> float | None:
+        first, last = (bench.median(f"equal {label} no id", name, metric) for metric in (first_p50, last_p50))
+        return last / first if first and last is not None else None
+
+    return read
 
 
 def _cold(number: int, read: Callable[[ColdStart], float]) -> Read:
@@ -198,8 +216,10 @@ FIGURES = (
     Figure("above the soft mark: added p50, ms", _agents("8 500 ms", p50, is_above=True), 1.5, 0.8),
     Figure("8 agents, 500 ms, ceiling 200K: added p99, ms", _agents("8 500 ms", p99), 6, 3),
     Figure("above the soft mark: added p99, ms", _agents("8 500 ms", p99, is_above=True), 6, 3),
-    Figure("equal histories, equal answers: CPU of the last 100 calls to the first", _equal(0), 1.2, 1.0),
-    Figure("equal histories, other answers: CPU of the last 100 calls to the first", _equal(1), 1.2, 1.0),
+    Figure("100 KB 1,000 times, no session id: added p50 by that with an id", _unnamed("100 KB"), 1.5, 1.2),
+    Figure("the same, last 100 calls by the first: p50", _growth("100 KB"), 1.1, 1.0),
+    Figure("800 KB 1,000 times, no session id: added p50 by that with an id", _unnamed("800 KB"), 1.5, 1.2),
+    Figure("the same, last 100 calls by the first: p50", _growth("800 KB"), 1.1, 1.0),
     Figure("/-/live beside a cold start, idle core: longest gap, ms", _cold(0, lambda cold: cold.gap), 50, 20),
     Figure("the same, a busy core", _cold(1, lambda cold: cold.gap), 100, 50),
     Figure(

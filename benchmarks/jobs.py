@@ -19,6 +19,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     `pause_ms` is how long a connection is silent between an answer and its next call, as every agent is: what a target
     does behind an answer is in no figure then.
     `is_anonymous`: calls have no session id, as most clients' have none.
+    `differs`: every call of a repeated request gets another answer.
     `hold`: open one stream per connection, report, and hang up when told to go on.
     """
 
@@ -34,6 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 0
     seconds: float = 0.0
     is_anonymous: bool = False
+    differs: bool = False
     hold: bool = False
 
 
@@ -49,7 +51,8 @@ class Spread(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, kw_only=True):
     """What the load generator saw in the measured part of one job.
 
-    `new_bytes`: what the requests held that the target had not seen; `received_bytes`: bodies, without heads.
+    `first` and `last`: of the first and the last hundred calls. `new_bytes`: what the requests held that the target had
+    not seen; `received_bytes`: bodies, without heads.
     """
 
     requests: int = 0
@@ -57,6 +60,8 @@ class Result(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     chunks: int = 0
     latency: Spread = Spread()
+    first: Spread = Spread()
+    last: Spread = Spread()
     first_byte: Spread = Spread()
     gap: Spread = Spread()
     new_bytes: int = 0

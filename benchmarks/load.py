@@ -25,6 +25,7 @@ _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _EVENT = b"data: "
 _EVENTS_AROUND = 4  # role, finish, usage and [DONE] beside the pieces of content
 _PHASE_LIMIT = 60.0
+_PART = 100
 
 
 class Record:
@@ -201,6 +202,8 @@ def summarise(record: Record, seconds: float, new_bytes: int) -> Result:
         seconds=seconds,
         chunks=record.chunks,
         latency=measure_spread(record.latencies),
+        first=measure_spread(record.latencies[:_PART]),
+        last=measure_spread(record.latencies[-_PART:]),
         first_byte=measure_spread(record.first_bytes),
         gap=measure_spread(record.gaps),
         new_bytes=new_bytes,

@@ -121,6 +121,14 @@ def p99(sample: Sample) -> float:
     return sample.result.latency.p99
 
 
+def first_p50(sample: Sample) -> float:
+    return sample.result.first.p50
+
+
+def last_p50(sample: Sample) -> float:
+    return sample.result.last.p50
+
+
 def first_byte_p50(sample: Sample) -> float:
     return sample.result.first_byte.p50
 

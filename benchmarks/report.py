@@ -22,17 +22,21 @@ from benchmarks.measure import (
     cpu_per_request,
     first_byte_p50,
     first_byte_p99,
+    first_p50,
     gap_p99,
     harness_share,
+    last_p50,
     p50,
     p99,
     requests_per_second,
 )
 from benchmarks.scenarios import (
     PACE_MS,
+    REPEATS,
     Extras,
     list_agent_cells,
     list_body_cells,
+    list_equal_cells,
     list_kept_cells,
     list_session_cells,
     list_stream_cells,
@@ -112,6 +116,7 @@ def render_markdown(meta: Meta, bench: Bench, extras: Extras) -> str:
         _render_sessions(bench),
         _render_kept(bench),
         _render_agents(bench),
+        _render_equal(bench),
         _render_as_used(extras),
         _render_store(extras),
         _render_processes(bench, extras),
@@ -294,13 +299,28 @@ def _render_agents(bench: Bench) -> str:
     return text + render_table(head, rows) if rows else ""
 
 
+def _render_equal(bench: Bench) -> str:
+    cells = _measured(bench, list_equal_cells())
+    head = ["body", "session", "direct p50 / p99, ms"]
+    for name in _list_proxies(bench):
+        head += [f"{name}: added p50 / p99, ms", "first 100 / last 100, p50, ms", "CPU per call, µs"]
+    rows = []
+    for cell in cells:
+        row = [*cell.labels, _pair(bench, cell.key, "direct", (p50, p99), added=False)]
+        for name in _list_proxies(bench):
+            row += [_pair(bench, cell.key, name, (p50, p99))]
+            row += [_pair(bench, cell.key, name, (first_p50, last_p50), added=False)]
+            row += [_micro(bench, cell.key, name, cpu_per_request)]
+        rows.append(row)
+    text = (
+        f"## Equal histories\n\nOne history with tool calls, {REPEATS:,} times, another answer each time (retries, "
+        "best-of-n, evaluations); *first 100 / last 100*: of these calls, nothing subtracted.\n\n"
+    )
+    return text + render_table(head, rows) if rows else ""
+
+
 def _render_as_used(extras: Extras) -> str:
     rows = []
-    for name, equals in extras.equal.items():
-        for equal in equals:
-            answers = "other answers" if equal.differs else "equal answers"
-            row = [name, f"one history 400 times, {answers}: CPU per call in each hundred, ms", _list_ms(equal.cpu)]
-            rows.append(row)
     for name, starts in extras.cold.items():
         for cold in starts:
             core = "a busy core" if cold.is_busy else "an idle core"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from benchmarks.as_used import ColdStart, Equal, measure_cold, measure_equal
+from benchmarks.as_used import ColdStart, measure_cold
 from benchmarks.jobs import Job, Mode, Result
 from benchmarks.measure import Bench, Cell, measure_cells, report_progress
 from benchmarks.processes import (
@@ -25,6 +25,7 @@ from benchmarks.targets import Target, start_palimpsest
 
 BODIES = (("1 KB", 1_000), ("100 KB", 100_000), ("800 KB", 800_000))
 CONCURRENCIES = (1, 16, 64)
+REPEATS = 1_000  # calls of one history: what grows with them does not show in fewer
 KEPT = (*BODIES[1:], ("3,200 KB", 3_200_000))
 PAUSES_MS = (0, 20)
 AGENTS = ((1, 20), (8, 20), (8, 500))  # how many at once, and milliseconds between an answer and the next call
@@ -80,7 +81,6 @@ class Extras:
     idle: dict[str, Idle] = field(default_factory=dict)
     stores: dict[str, list[StoreGrowth]] = field(default_factory=dict)
     memory: dict[str, tuple[int, int]] = field(default_factory=dict)
-    equal: dict[str, list[Equal]] = field(default_factory=dict)
     cold: dict[str, list[ColdStart]] = field(default_factory=dict)
 
 
@@ -90,12 +90,11 @@ def list_body_cells(is_quick: bool) -> list[Cell]:
     cells: list[Cell] = []
     for label, size in BODIES:
         for connections in CONCURRENCIES:
-            at_once = str(connections)
-            longer = seconds * 2 if size > 100_000 else seconds
-            job = Job(port=0, mode="repeat", size=size, connections=connections, seconds=longer, warm_turns=2)
+            at_once, turns = str(connections), -(-REPEATS // connections)
+            job = Job(port=0, mode="repeat", size=size, connections=connections, turns=turns, warm_turns=2)
             cells.append(Cell("bodies", (label, "repeat", at_once), job))
             if size <= 1_000:
-                job = msgspec.structs.replace(job, mode="new")
+                job = msgspec.structs.replace(job, mode="new", turns=0, seconds=seconds)
                 cells.append(Cell("bodies", (label, "new", at_once), job))
             elif size * connections < 20_000_000:  # 64 sessions of 800 KB would only measure the first, unknown history
                 turns = {1: 40, 16: 10, 64: 5}[connections]
@@ -105,6 +104,19 @@ def list_body_cells(is_quick: bool) -> list[Cell]:
             job = Job(port=0, mode="grow", size=size, turns=1, warm_turns=0)
             cells.append(Cell("bodies", (label, "first", "1"), job))
     return cells
+
+
+def list_equal_cells() -> list[Cell]:
+    """One history again and again with another answer each time, with a session id and without one."""
+    return [
+        Cell(
+            "equal",
+            (label, named),
+            Job(port=0, size=size, turns=REPEATS, warm_turns=20, differs=True, is_anonymous=named == "no id"),
+        )
+        for label, size in BODIES[1:]
+        for named in ("an id", "no id")
+    ]
 
 
 def list_stream_cells(is_quick: bool) -> list[Cell]:
@@ -201,8 +213,8 @@ def measure_agents(bench: Bench, extras: Extras) -> None:
 
 
 def measure_equals(bench: Bench, extras: Extras) -> None:
-    """One history without a session id again and again, the answers equal and not; at default settings."""
-    extras.equal["palimpsest"] = [measure_equal(bench.setting, "palimpsest", differs=each) for each in (False, True)]
+    """One history again and again (retries, best-of-n, evaluations), with a session id and without one."""
+    measure_cells(bench, list_equal_cells())
 
 
 def measure_cold_starts(bench: Bench, extras: Extras) -> None:

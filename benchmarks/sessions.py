@@ -97,11 +97,16 @@ class RepeatSource:
     def __init__(self, job: Job) -> None:
         session = name_session()
         body = build_body(job, session)
-        self._request = _render_head(job, session, b"", len(body)) + body
+        self._differs, self._session = job.differs, session
+        self._request = _render_head(job, session, corpus.NONCE if job.differs else b"", len(body)) + body
+        self._calls = 0
         self.new_bytes = 0
 
     def render(self) -> bytes:
-        return self._request
+        if not self._differs:
+            return self._request
+        self._calls += 1
+        return self._request.replace(corpus.NONCE, self._session + b"%06d" % self._calls, 1)
 
 
 class NewSource:

@@ -146,10 +146,13 @@ class Engine:
 
     async def warm(self) -> None:
         """Load what calls need while the first ones are served. The engine works without what cannot be loaded."""
-        await self.models.open()
-        await self.memory_compaction.memory.load_requests()
+        warming = asyncio.to_thread(self.tokenizer.warm, COUNTED_IN)
+        loading = self.models.open(), self.memory_compaction.memory.load_requests()
+        await asyncio.gather(self._start_worker(), warming, *loading)
+
+    async def _start_worker(self) -> None:
         with contextlib.suppress(WorkerLost):
-            await asyncio.gather(asyncio.to_thread(self.tokenizer.warm, COUNTED_IN), self.worker.start())
+            await self.worker.start()
 
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""

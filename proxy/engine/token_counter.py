@@ -80,6 +80,11 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
 class MeasuringWorker(Protocol):
     """Measures in another process. Raises WorkerLost, and RuntimeError or ValueError for content it cannot transfer."""
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process is being started, so that its results take a second longer."""
+        ...
+
     async def measure(self, job: MeasureJob) -> Sequence[Measured]:
         """Return the result for each content, in order."""
         ...
@@ -179,7 +184,7 @@ class TokenCounter:
 
     async def _measure(self, job: MeasureJob) -> Sequence[Measured]:
         """Measure long contents in the worker process. Use a thread for others, and if the worker fails or is late."""
-        if self._worker is not None and job.weight >= _COUNT_APART:
+        if self._worker is not None and job.weight >= _COUNT_APART and not self._worker.is_starting:
             try:
                 async with asyncio.timeout(APART_SECONDS):
                     return await self._worker.measure(job)

@@ -107,11 +107,18 @@ class JobProcess:
         self._losses = 0
         self._refused_until = 0.0
         self._is_closed = self._is_idle = False  # idle: the process has started, and has no job
+        self._has_answered = False  # since it was started
 
     @property
     def pid(self) -> int | None:
         """The id of the process, or None while it does not run."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process was asked for a job, and has not answered since it was started."""
+        is_ready = self._has_answered and self.pid is not None
+        return not is_ready and self._serving is not None and not self._serving.done()
 
     def ask(self, job: SizedJob, decode: Callable[[bytes], Any]) -> "asyncio.Future[Any]":
         """Return a future for the result of a job, as `decode` reads it.
@@ -224,10 +231,11 @@ class JobProcess:
         await process.stdin.drain()
         length = await process.stdout.readexactly(LENGTH_BYTES)
         result = _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
-        self._is_idle = True
+        self._is_idle = self._has_answered = True
         return result
 
     async def _start(self) -> asyncio.subprocess.Process:
+        self._has_answered = False
         starting = asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,

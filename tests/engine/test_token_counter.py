@@ -159,8 +159,9 @@ async def test_messages_without_hashes_are_tallied_as_the_others() -> None:
 class ByModel(Words):
     """A tokenizer that counts one more for each letter of the model's name; the worker measures by it, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_starting: bool = False) -> None:
         super().__init__()
+        self.is_starting = is_starting
         self.jobs: list[MeasureJob] = []
 
     def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
@@ -185,6 +186,18 @@ async def test_a_tokenizer_that_goes_by_the_model_counts_for_each() -> None:
     assert tokens_of == (50_009,)
     assert counting.count_now("claude", [long]).tokens == (50_009,)
     assert counting.find_ratio("main", "claude").apply(100) == 100
+
+
+async def test_a_worker_that_is_being_started_is_not_waited_for() -> None:
+    words = ByModel(is_starting=True)
+    counting = TokenCounter(words, worker=words)
+    long = make_piece("b", 50_000)
+    assert (await counting.count("gpt-4o", [long])).tokens == (50_003,)
+    assert (await counting.measure("chat_completions", "claude", [long.raw]))[1] == (50_003,)
+    assert words.jobs == []
+    words.is_starting = False
+    assert (await counting.count("gpt-4o", [make_piece("c", 50_000)])).tokens == (50_003,)
+    assert len(words.jobs) == 1
 
 
 async def test_otherwise_models_share_what_the_worker_measures() -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import replace
 
 from proxy.engine.lineage.identity import ClientId, make_session
-from proxy.engine.lineage.resolver import list_shown_marks
+from proxy.engine.lineage.resolver import is_under_way, list_shown_marks
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.response_reader import UnreadAnswer as Answered
 from proxy.engine.runtime import TaskRunner
@@ -100,6 +100,7 @@ class World:
         self._most_bytes = cache_bytes // 4
         self._loop = StillLoop()
         self._failed: dict[tuple[bytes, bytes, str], str] = {}
+        self._begun: dict[tuple[bytes, bytes, str], str] = {}  # by histories that were under way
         self._shaky: set[str] = set()
         self.engine = self.run(self._begin(log))
 
@@ -130,6 +131,7 @@ class World:
         self.engine = self.run(self._go_on(self.engine))
         self.is_whole = False
         self._failed.clear()
+        self._begun.clear()
         for call in self.calls:
             if call.state == "flight":
                 call.state = "none"
@@ -259,7 +261,10 @@ class World:
             is_lost = call.session == new and refuses
             is_right = call.session in (candidates or {new}) or is_lost
             assert is_right, f"{call.session} is another's: {call.exchange} is new ({new}) or one of {candidates}"
-        is_joined = not asking.name and call.session == self._failed.pop(call.likeness, None)
+        equal = (self._failed.pop(call.likeness, None), self._begun.get(call.likeness))
+        is_joined = not asking.name and call.session in equal
+        if call.session == new and not asking.name and is_under_way(call.items):
+            self._begun[call.likeness] = new
         call.adopts = (asking.name != "" or call.session == new or is_joined) and self._is_adopting(call)
 
     def _list_settled(self, call: Call) -> set[bytes]:
@@ -282,12 +287,15 @@ class World:
                 self._note("proven" if len(proven) == 1 else "proven, several candidates")
                 return self._narrow(proven, call.nodes[depth:])
         failed = self._failed.get(call.likeness)
-        if failed is not None and set(own[failed].tips) == {call.tip}:
+        equal = {failed} if failed is not None and set(own[failed].tips) == {call.tip} else set()
+        if begun := self._begun.get(call.likeness):
+            equal = {begun}
+        if equal:
             if self.is_whole:
-                self._note("retry of a first request")
-                return {failed}
+                self._note("the same history again" if begun else "retry of a first request")
+                return equal
             new = make_session(call.tenant, "main", ClientId(), call.exchange).id
-            return {failed, new, *self._list_witnesses(call, own)}
+            return {*equal, new, *self._list_witnesses(call, own)}
         return self._list_witnesses(call, own)
 
     def _narrow(self, sessions: set[str], behind: Sequence[bytes]) -> set[str]:

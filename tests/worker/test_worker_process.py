@@ -90,6 +90,21 @@ async def test_a_plan_is_the_one_that_this_process_would_make(counting: WorkerPr
     assert (await counting.plan(minimal)).plan.rung == "minimal"
 
 
+async def test_it_is_starting_from_its_first_job_to_its_first_answer_and_so_after_a_loss(worker: WorkerProcess) -> None:
+    assert not worker.is_starting
+    for _ in range(2):
+        job = asyncio.ensure_future(worker.measure(CONTENTS))
+        await asyncio.sleep(0)
+        assert worker.is_starting
+        await job
+        assert not worker.is_starting
+        again = asyncio.ensure_future(worker.measure(CONTENTS))
+        await asyncio.sleep(0)
+        assert not worker.is_starting
+        await again
+        await worker.restart()
+
+
 async def test_a_content_is_outlined_as_this_process_would(worker: WorkerProcess) -> None:
     job = OutlineJob("import os\n\n\nclass Parser:\n    pass\n", "src/a.py")
     assert job.weight == len(job.text)

@@ -2,7 +2,8 @@
 
 An id that the client sends names the session. Without one, a recorded answer in the request's own chain of messages
 must prove where it belongs or, after a client's own compaction, an answer that it contains elsewhere. A request without
-proof begins a session: splitting a conversation in two does no harm, mixing two conversations does.
+proof begins a session: splitting a conversation in two does no harm, mixing two conversations does. The same history
+again, of a conversation that is under way, is no other one: its answers are siblings in the session that it began.
 """
 
 import re
@@ -40,6 +41,10 @@ _MOST_REMEMBERED = 4096
 _MOST_BROUGHT = 2048
 # 2 MB: the histories of two hundred tasks of an evaluation.
 _MOST_SHOWN = 16_384
+# A prompt may begin with so many answers that are examples.
+_MOST_EXAMPLES = 16
+# So many further nodes has a session at most when an equal history joins it, since all of a session is in memory.
+MOST_SIBLINGS = 2048
 
 
 Likeness = tuple[bytes, bytes, bytes, str]
@@ -156,6 +161,7 @@ class SessionResolver:
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
         self._unanswered = LruCache[Likeness, str](_MOST_REMEMBERED)
+        self._begun = LruCache[tuple[Likeness, Traits], str](_MOST_REMEMBERED)
         self._recalled = LruCache[bytes, bool](_MOST_REMEMBERED)
         self._unknown = UnknownHistories()
         self._losses = self._resets = 0
@@ -247,6 +253,8 @@ class SessionResolver:
         else:
             known = index.open(session)
         is_new = not known.tips and not known.is_partial
+        if is_new and not session.family and is_under_way(query.items):
+            self._begun.put((query.likeness, query.traits), known.key.id)
         step = self.record_request(query, known) if query.is_trusted else None
         return Placement(known.key, known, step, source, is_new, is_certain)
 
@@ -285,12 +293,14 @@ class SessionResolver:
             self._unanswered.put(likeness, known.key.id)
 
     def _join(self, query: LineageQuery) -> SessionNodes | None:
-        """Return the session of an unanswered request of which this one is the retry."""
-        if not len(self._unanswered):
-            return None
+        """Return the session that the same history began, if that was under way or its request was not answered."""
         likeness = query.likeness
+        tip = likeness[1]
+        known = self._index.get(self._begun.get((likeness, query.traits)) or "")
+        if known is not None and tip in known.tips and len(known.levels) <= len(query.nodes) + MOST_SIBLINGS:
+            return known
         known = self._index.get(self._unanswered.pop(likeness) or "")
-        return known if known is not None and known.tips == {likeness[1]} else None
+        return known if known is not None and known.tips == {tip} else None
 
     def _is_unknown(self, history: bytes) -> bool:
         """Return whether a history is known not to be in the log."""
@@ -321,6 +331,16 @@ class SessionResolver:
 
 
 _NO_PROOF = Proof(None)
+
+
+def is_under_way(items: Sequence[Item]) -> bool:
+    """Return whether a history is that of a conversation that has gone on: it is no first prompt with its examples."""
+    answers = 0
+    for item in reversed(items):
+        answers += item.role == "assistant"
+        if answers > _MOST_EXAMPLES or any(not _COUNTED.fullmatch(call) for call in item.results):
+            return True
+    return False
 
 
 def list_proving_nodes(query: LineageQuery) -> Sequence[bytes]:

@@ -26,6 +26,13 @@ from tests.engine.lineage.resolver_setup import (
 )
 
 
+def give(text: str, call: str) -> Item:
+    return replace(say("tool", text), results=(call,))
+
+
+UNDER_WAY = (HI, bot("a", STRONG), give("b", STRONG), user("q"))
+
+
 def test_equal_first_messages_are_conversations_apart(setup: Setup) -> None:
     assert setup.place(HI).session.id != setup.place(HI).session.id
 
@@ -37,6 +44,60 @@ def test_equal_canned_examples_are_conversations_apart(setup: Setup) -> None:
     assert first.session.id != second.session.id
     assert setup.place(*example, THERE, MORE).session == first.session
     assert setup.place(*example, SO, MORE).session == second.session
+
+
+def test_the_same_history_of_a_conversation_that_is_under_way_is_no_other_conversation(setup: Setup) -> None:
+    first = setup.place(*UNDER_WAY, answer=THERE)
+    for answer in (THERE, SO):
+        again = setup.place(*UNDER_WAY, answer=answer)
+        assert (again.session, again.step.relation) == (first.session, "retry")
+        assert (again.step.tip, again.step.nodes, again.step.marks) == (first.step.tip, (), ())
+    assert setup.place(*UNDER_WAY, SO, MORE).session == first.session
+    assert setup.place(*UNDER_WAY).session == first.session  # it may have gone on
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (HI, bot("a", STRONG), user("q")),
+        (HI, bot("a", "call_1"), give("b", "call_1")),
+        (*16 * (HI, THERE), MORE),
+    ],
+    ids=["examples", "a counted call", "many examples"],
+)
+def test_examples_and_a_first_question_are_not_under_way(setup: Setup, history: tuple[Item, ...]) -> None:
+    assert setup.place(*history).session != setup.place(*history).session
+
+
+def test_a_history_with_more_answers_than_examples_have_is_under_way(setup: Setup) -> None:
+    history = (*17 * (HI, THERE), MORE)
+    assert setup.place(*history).session == setup.place(*history).session
+
+
+def test_the_same_history_of_others_is_another_conversation(setup: Setup) -> None:
+    first = setup.place(*UNDER_WAY)
+    named = setup.place(*UNDER_WAY, name="n")
+    others = [setup.place(*UNDER_WAY, tenant=TWO)]
+    changes = ({"model": "n"}, {"system": b"other"}, {"has_tools": False}, {"is_stream": False})
+    others += [setup.place(*UNDER_WAY, traits=replace(MAIN, **change)) for change in changes]
+    assert len({each.session.id for each in (first, named, *others)}) == 7
+    assert setup.place(*UNDER_WAY).session == first.session
+    assert setup.place(*UNDER_WAY, traits=replace(MAIN, model="n")).session == others[1].session
+
+
+def test_a_session_that_was_dropped_from_memory_is_not_joined(setup: Setup) -> None:
+    first = setup.place(*UNDER_WAY)
+    setup.index.clear()
+    second = setup.place(*UNDER_WAY)
+    assert second.session != first.session
+    assert setup.place(*UNDER_WAY).session == second.session
+
+
+def test_a_session_is_joined_by_no_more_than_fit_into_memory(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.engine.lineage.resolver.MOST_SIBLINGS", 2)
+    sessions = [setup.place(*UNDER_WAY, answer=bot(f"answer {i}")).session.id for i in range(8)]
+    assert sessions == [each for each in dict.fromkeys(sessions) for _ in range(3)][:8]
+    assert len(set(sessions)) == 3
 
 
 def test_a_recorded_answer_in_its_own_chain_proves_where_a_request_belongs(setup: Setup) -> None:

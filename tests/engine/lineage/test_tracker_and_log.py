@@ -185,14 +185,15 @@ def act(i: int) -> Message:
     return {**KEEP, "tool_calls": [{**KEEP["tool_calls"][0], "id": f"call_Zk93fQpX{i}"}]}
 
 
-TALK = [each for i in range(20) for each in (user(f"u{i}"), act(i))]
+EXAMPLES = [each for i in range(8) for each in (user(f"u{i}"), act(i))]
+TALK = [*EXAMPLES, {"role": "tool", "tool_call_id": "call_Zk93fQpX7", "content": "seven"}]
 
 
 async def test_a_history_that_is_sent_again_and_again_is_asked_for_once_however_many_were_dropped() -> None:
-    setup = Setup(cache_bytes=8 * 200_000)  # room for some eight of them
+    setup = Setup(cache_bytes=8 * 80_000)  # room for some eight of them
     seen: set[str] = set()
     for i in range(40):
-        await setup.send(*TALK, user("go"), answer=bot(f"answer {i}"))
+        await setup.send(*EXAMPLES, user("go"), answer=bot(f"answer {i}"))
         seen.add(setup.session)
         await setup.settle()
     forest = setup.engine.lineage.index
@@ -201,20 +202,34 @@ async def test_a_history_that_is_sent_again_and_again_is_asked_for_once_however_
 
 
 async def test_what_goes_on_from_one_of_equal_histories_is_put_there() -> None:
-    setup = Setup(cache_bytes=8 * 200_000)
+    setup = Setup(cache_bytes=8 * 80_000)
     sessions: list[str] = []
     for i in range(40):
-        await setup.send(*TALK, user("go"), answer=bot(f"answer {i}"))
+        await setup.send(*EXAMPLES, user("go"), answer=bot(f"answer {i}"))
         sessions.append(setup.session)
         await setup.settle()
     forest = setup.engine.lineage.index
     for i in (1, 39, 20, 1):
         before = len(setup.engine.archive.recalled)
         is_dropped = forest.get(sessions[i]) is None
-        step = await setup.send(*TALK, user("go"), bot(f"answer {i}"), user("on"), answer=bot("done"))
+        step = await setup.send(*EXAMPLES, user("go"), bot(f"answer {i}"), user("on"), answer=bot("done"))
         assert (setup.session, step.relation == "root") == (sessions[i], False)
         assert len(setup.engine.archive.recalled) - before == is_dropped
         await setup.settle()
+
+
+async def test_the_answers_to_a_history_that_is_under_way_are_siblings_however_often_it_is_sent() -> None:
+    setup = Setup()
+    setup.engine.lineage.index.clear()  # the log is asked
+    first = await setup.send(*TALK, user("go"), answer=bot("answer 0"))
+    session = setup.session
+    for i in range(1, 40):
+        step = await setup.send(*TALK, user("go"), answer=bot(f"answer {i}"))
+        assert (setup.session, step.relation, step.tip, step.nodes, step.marks) == (session, "retry", first.tip, (), ())
+    for i in (39, 3):
+        step = await setup.send(*TALK, user("go"), bot(f"answer {i}"), user("on"))
+        assert (setup.session, step.relation, len(step.nodes)) == (session, "append", 1)
+    assert len(setup.engine.archive.recalled) == 1
 
 
 async def test_what_was_found_before_is_asked_for_again_once_it_was_dropped() -> None:

@@ -1,7 +1,7 @@
 """What holds for every test: how long hypothesis looks, how long calls wait for the log, what is told of failures.
 
 `HYPOTHESIS_PROFILE=thorough` has hypothesis try twenty times as many examples everywhere. No example has a time limit,
-for what that measures is the machine and who else is busy on it.
+nor has the making of examples, for what that measures is the machine and who else is busy on it.
 
 Long tests are marked `no_cover`: `make coverage` leaves them out, for tracing doubles their time, and other tests reach
 all that they reach.
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from proxy.context.model_catalog import Encoding
 from proxy.upstream.tokenizer import CountingTokenizer, Encoder, Estimate, load_encoder, make_tokenizer
@@ -28,9 +28,9 @@ _WAITS = (
     "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",
 )
 
-settings.register_profile("untimed", settings(), deadline=None)
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-settings.register_profile("thorough", max_examples=2000, deadline=None)
+settings.register_profile("thorough", settings(), max_examples=2000)
 if profile := os.environ.get("HYPOTHESIS_PROFILE"):
     settings.load_profile(profile)
 

@@ -63,12 +63,27 @@ GEMINI = """\
 }
 """
 
+PI = """\
+{
+  "providers": {
+    "journeys": {
+      "baseUrl": "$origin/v1",
+      "api": "openai-completions",
+      "apiKey": "sk-dummy",
+      "models": [{"id": "scripted"}]
+    }
+  }
+}
+"""
+
 AIDER = (
     "aider", "--model", "openai/scripted", "--edit-format", "whole", "--yes-always", "--no-check-update",
     "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty", "--no-gitignore",
     "--no-suggest-shell-commands", "--map-tokens", "0",
 )  # fmt: skip
 CLAUDE = ("claude", "--model", "scripted", "--allowedTools", "Bash,Read,Write", "-p")
+PI_PRINT = ("pi", "--provider", "journeys", "--model", "scripted", "-p")
+COPILOT = ("copilot", "--allow-all-tools", "--no-color", "-p")
 CODEX_EXEC = ("codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access")
 
 
@@ -95,6 +110,11 @@ def _mask_claude(body: bytes) -> bytes:
 def _mask_gemini(body: bytes) -> bytes:
     """A call without an id gets one of the time at which it was made; a command tells its process."""
     return blank(number_ids(body, re.compile(rb'(?<="id":")\w+_\d{13}_\d+')), r"Process Group PGID: (\d+)")
+
+
+def _mask_copilot(body: bytes) -> bytes:
+    """Its prompt names the folder of its session, and each message the time at which it was sent."""
+    return blank(number_ids(body), r"<current_datetime>([^<]+)<")
 
 
 AGENTS: tuple[Client, ...] = (
@@ -217,6 +237,31 @@ AGENTS: tuple[Client, ...] = (
         {"GEMINI_API_KEY": "dummy", "GOOGLE_GEMINI_BASE_URL": "$origin", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
         {"$home/.gemini/settings.json": GEMINI},
         normal=_mask_gemini,
+        is_by_hand=True,
+    ),
+    Client(
+        "pi",
+        "npm",
+        ((*PI_PRINT, _FIRST), (*PI_PRINT, _SECOND, "--continue")),
+        Expected(8, (Tree(("root append*7",)),)),
+        {"PI_CODING_AGENT_DIR": "$home/pi", "PI_OFFLINE": "1"},
+        {"$home/pi/models.json": PI},
+        is_by_hand=True,
+    ),
+    Client(
+        "copilot-cli",
+        "npm",
+        ((*COPILOT, _FIRST), (*COPILOT, _SECOND, "--continue")),
+        Expected(8, (Tree(("root append*7",)),)),
+        {
+            "COPILOT_PROVIDER_BASE_URL": "$origin",
+            "COPILOT_PROVIDER_TYPE": "anthropic",
+            "COPILOT_PROVIDER_API_KEY": "sk-ant-dummy",
+            "COPILOT_MODEL": "scripted",
+            "COPILOT_OFFLINE": "true",
+            "COPILOT_AUTO_UPDATE": "false",
+        },
+        normal=_mask_copilot,
         is_by_hand=True,
     ),
 )

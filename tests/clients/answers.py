@@ -93,7 +93,8 @@ def write_response(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> li
 
 def write_message(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> list[bytes]:
     """The pieces of an answer to `/v1/messages`."""
-    blocks: list[Json] = [{"type": "text", "text": turn.text}]
+    # A provider writes no block without a text.
+    blocks: list[Json] = [{"type": "text", "text": turn.text}] * bool(turn.text)
     blocks += [
         {"type": "tool_use", "id": f"toolu_{n}_{k}", "name": call.name, "input": call.arguments}
         for k, call in enumerate(turn.calls)

@@ -20,7 +20,8 @@ _ROOMY = 200_000
 class Tree:
     """A session as it has to come out. A branch is the relations of the calls on the way to its tip, side calls in
     parentheses: `(root)`, `root append*7`; `(root)?` may also come out as `root`: what a client asks for beside its
-    first call is known for it only if that came first. `parent`: which of the run's sessions started it, from 0.
+    first call is known for it only if that came first. Without branches it may have any. `parent`: which of the run's
+    sessions started it, from 0.
     """
 
     branches: tuple[str, ...]
@@ -44,7 +45,9 @@ class Long:
     their place; `inputs` are what its commands read from standard input.
 
     `ceiling` is that of the proxy, `window` that of the provider. `alone`: whether direct, without us, the client
-    compacts its history by itself, by the tokens that are reported to it.
+    compacts its history by itself, by the tokens that are reported to it. `resume` is the command by which it goes on
+    after it was killed; with it the task has trials, and `killed` is what the log has to make of that. `tells_window`:
+    whether the provider names its window where it refuses a request as too long.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -56,7 +59,11 @@ class Long:
     files: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
     alone: bool = False
-    seconds: float = 400
+    resume: tuple[str, ...] = ()
+    killed: Expected | None = None
+    tells_window: bool = True
+    # Only what hangs takes so long, on whatever machine.
+    seconds: float = 1800
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Client:
     files: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     newest_python: tuple[int, int] = (3, 14)
-    seconds: float = 90
+    seconds: float = 300
     script: Script = field(default_factory=Script)
     normal: Normal = bytes
     # A client that calls at the same time has no order of its calls.

@@ -19,12 +19,15 @@ _AROUND = 60
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a client: how its commands ended, what they wrote, what the upstream saw, which files it left."""
+    """One run of a client: how its commands ended, what they wrote, what the upstream saw, which files it left. `kept`
+    are all files that it left, those of its own too.
+    """
 
     codes: tuple[int, ...]
     output: bytes
     recording: tuple[Exchange, ...]
     files: tuple[tuple[str, bytes], ...]
+    kept: tuple[tuple[str, bytes], ...] = ()
 
 
 def drop_listings(direct: Run, through: Run) -> Run:
@@ -85,8 +88,18 @@ def compare_log(
         for method, path, *_ in (kept - seen).elements():
             yield f"{method} {path}: in the log as {part} and received, but not what the upstream saw"
     for row in log:
-        if row.completeness != ("complete",):
-            yield f"{row.method} {row.target}: recorded as {row.completeness}"
+        if row.completeness != "complete":
+            yield f"{row.method} {row.target}: recorded as {row.completeness or 'open'}"
+
+
+def drop_cut(recording: Sequence[Exchange], log: Sequence[Recorded]) -> tuple[list[Exchange], list[Recorded]]:
+    """Both without the calls that a kill cut off. The log has of such a call what had come of it, or nothing."""
+    left = list(log)
+    for call in (call for call in recording if call.is_cut):
+        rows = [row for row in left if row.sent == call.body and call.answer.startswith(row.received)]
+        if rows:
+            left.remove(min(rows, key=lambda row: len(row.received)))
+    return [call for call in recording if not call.is_cut], left
 
 
 def find_difference(one: bytes, other: bytes) -> str:

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -22,11 +23,11 @@ from proxy.cli.run import read_client_settings
 from tests.clients.client import Client, fill
 from tests.clients.comparing import Run, check_run, compare_log, compare_runs, drop_listings
 from tests.clients.counting import Meter
-from tests.clients.logs import read_log
-from tests.clients.script import CONTENT, NOTE
+from tests.clients.logs import has_call, read_log
+from tests.clients.script import CONTENT, NOTE, Json, Turn
 from tests.clients.trees import check_sessions
-from tests.clients.upstream import Model, Upstream, run_upstream
-from tests.journeys.running import run_command, run_proxy
+from tests.clients.upstream import Model, Trial, Upstream, run_upstream
+from tests.journeys.running import Running, run_command, start_proxy
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -36,7 +37,8 @@ _PALIMPSEST = (sys.executable, "-P", "-m", "proxy")
 _TOOK_TOO_LONG = 124  # as `timeout` says it
 _QUIET_LOOKS = 3
 _LOOK_SECONDS = 0.02
-_PROXY_SECONDS = 60.0
+_CACHE = ".cache"
+_PROXY_SECONDS = 600.0
 _SETTINGS = {
     "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1", "CI": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "sk-dummy",
     "HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1,localhost",
@@ -76,8 +78,9 @@ def _repeat(client: Client) -> Client:
 @dataclass(frozen=True, slots=True)
 class Way:
     """How a client reaches the scripted provider: with `data`, through a proxy with options that keeps its log there;
-    `by_run`: `palimpsest run` starts one for each command. `model` answers (by default the client's script), and
-    `meter` counts.
+    `by_run`: `palimpsest run` starts one for each command. `model` answers (by default the client's script), `rescued`
+    what is sent in place of what was refused, and `meter` counts. The client is killed in the call that first shows the
+    part `kills_client`, the proxy in that with `kills_proxy`; from `narrows` on, a part, the meter's window is another.
     """
 
     data: Path | None = None
@@ -85,6 +88,10 @@ class Way:
     options: tuple[str, ...] = ()
     model: Model | None = None
     meter: Meter | None = None
+    rescued: Callable[[Json], Turn] | None = None
+    kills_client: int = 0
+    kills_proxy: int = 0
+    narrows: tuple[int, int] = (0, 0)
 
 
 def travel(client: Client, programs: Sequence[Path], root: Path, name: str, way: Way) -> Run:
@@ -92,18 +99,62 @@ def travel(client: Client, programs: Sequence[Path], root: Path, name: str, way:
     work, data = root / "work", way.data
     with contextlib.ExitStack() as stack:
         model = way.model or replace(client.script, folder=str(work))
-        upstream = stack.enter_context(run_upstream(model, way.meter))
+        upstream = stack.enter_context(run_upstream(model, way.meter, way.rescued))
+        mark = f"HOME={root / 'home'}".encode()
         origin, starter = upstream.origin, tuple[str, ...]()
         if data is not None and way.by_run:
             starter = (*_PALIMPSEST, "run", "--upstream", f"{origin}/v1", *way.options, "--data", str(data), "--")
         elif data is not None:
-            origin = stack.enter_context(run_proxy(data, f"{upstream.origin}/v1", *way.options)).origin
+            proxy = stack.enter_context(_run_proxy(data, f"{upstream.origin}/v1", way.options))
+            origin = proxy.running.origin
+            upstream.trials[way.kills_proxy] = Trial(lambda: proxy.crash(upstream.recording[-1].body, mark), cuts=True)
+        upstream.trials[way.kills_client] = Trial(lambda: _signal_marked(mark, signal.SIGKILL), cuts=True)
+        if way.meter is not None:
+            upstream.trials[way.narrows[0]] = Trial(partial(setattr, way.meter, "window", way.narrows[1]))
+        upstream.trials.pop(0, None)  # what waits for no part
         places = {"origin": origin, "home": str(root / "home"), "work": str(work), "programs": str(PROGRAMS)}
         places["packages"] = str(programs[-1].parent)
         _furnish(client, root, places)
         run = _drive(client, programs, places, upstream, starter)
     (root / f"output-{name}").write_bytes(run.output)
     return run
+
+
+@dataclass(slots=True)
+class _Proxy:
+    """A proxy that may be killed, and is started again at its port."""
+
+    data: Path
+    upstream: str
+    options: tuple[str, ...]
+    running: Running
+
+    def crash(self, body: bytes, mark: bytes) -> None:
+        """End it as a crash does, while it waits for the answer to this body, and start it again.
+
+        Its clients, known by a mark, stand still meanwhile: what calls again finds it, however slow the machine is.
+        """
+        until = time.monotonic() + _PROXY_SECONDS
+        while not has_call(self.data, body):
+            assert time.monotonic() < until, "the call is not in the log"
+            time.sleep(_LOOK_SECONDS)
+        _signal_marked(mark, signal.SIGSTOP)
+        try:
+            self.running.kill()
+            port = str(self.running.port)
+            self.running = start_proxy(self.data, self.upstream, *self.options, "--port", port)
+        finally:
+            _signal_marked(mark, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def _run_proxy(data: Path, upstream: str, options: tuple[str, ...]) -> Iterator[_Proxy]:
+    proxy = _Proxy(data, upstream, options, start_proxy(data, upstream, *options))
+    try:
+        yield proxy
+    finally:
+        if proxy.running.process.poll() is None:
+            proxy.running.stop()
 
 
 def _furnish(client: Client, root: Path, places: Mapping[str, str]) -> None:
@@ -144,7 +195,8 @@ def _drive(
     finally:
         _end_what_is_left(places["home"])
     files = tuple(_read_files(Path(places["work"])))
-    return Run(tuple(codes), output, tuple(upstream.recording), files)
+    kept = tuple(_read_kept(Path(places["home"]), Path(places["work"])))
+    return Run(tuple(codes), output, tuple(upstream.recording), files, kept)
 
 
 def _send_to(
@@ -206,18 +258,18 @@ def _end_what_is_left(home: str) -> None:
     """
     mark, quiet = f"HOME={home}".encode(), 0
     while quiet < _QUIET_LOOKS:
-        quiet = 0 if _kill_marked(mark) else quiet + 1
+        quiet = 0 if _signal_marked(mark, signal.SIGKILL) else quiet + 1
         time.sleep(_LOOK_SECONDS)
 
 
-def _kill_marked(mark: bytes) -> int:
-    """How many processes there were with this in their environment."""
+def _signal_marked(mark: bytes, number: signal.Signals) -> int:
+    """Send a signal to all processes with this in their environment; how many there were."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         # Others' processes cannot be looked at, and any may end meanwhile.
         with contextlib.suppress(OSError):
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
+                os.kill(int(folder.name), number)
                 count += 1
     return count
 
@@ -228,3 +280,11 @@ def _read_files(work: Path) -> Iterator[tuple[str, bytes]]:
         name = path.relative_to(work)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
             yield name.as_posix(), path.read_bytes()
+
+
+def _read_kept(*folders: Path) -> Iterator[tuple[str, bytes]]:
+    """All files in the folders of a client but those that it may make again, as the programs that it unpacks."""
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and _CACHE not in path.relative_to(folder).parts:
+                yield path.relative_to(folder.parent).as_posix(), path.read_bytes()

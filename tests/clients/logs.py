@@ -1,6 +1,7 @@
 """What a journey left in the proxy's log, through the reader that `show` and `export` use."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from proxy.assembly import open_log
 from proxy.config import load_settings
+from proxy.model.errors import NotFound
 from proxy.model.log import BranchRow, ExchangeRow, SessionRow
 from proxy.store.sqlite.reader import SqliteReader
 
@@ -16,15 +18,16 @@ _MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One exchange in the proxy's log."""
+    """One call of the upstream in the proxy's log. `hidden` counts those that the client does not know of."""
 
     wire: str
     method: str
     target: str
-    completeness: tuple[str, ...]
+    completeness: str
     request: bytes
     sent: bytes
     received: bytes
+    hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +53,52 @@ def read_log(data: Path) -> Log:
     return asyncio.run(_read_log(data))
 
 
+def has_call(data: Path, sent: bytes) -> bool:
+    """Whether the newest call of a session in the log, which a server may be writing, was sent as this."""
+    return asyncio.run(_has_call(data, sent))
+
+
+async def _has_call(data: Path, sent: bytes) -> bool:
+    log = open_log(load_settings(None, {"data": data}))
+    try:
+        for session in await log.list_sessions(_MOST):
+            newest = (await log.list_exchanges(session.id))[-1]
+            with contextlib.suppress(NotFound):
+                if await log.load_sent(newest.id, max(0, len(newest.rounds) - 1)) == sent:
+                    return True
+        return False
+    finally:
+        await log.close()
+
+
 async def _read_log(data: Path) -> Log:
     log = open_log(load_settings(None, {"data": data}))
     try:
         sessions = [(row, await log.list_exchanges(row.id)) for row in await log.list_sessions(_MOST)]
         sessions.sort(key=lambda session: session[1][0].seq)
-        exchanges = [await _load(log, row) for _, rows in sessions for row in rows]
+        exchanges = [await _load(log, row, k) for _, rows in sessions for row in rows for k in range(_count(row))]
         found = [await _find(log, session, rows) for session, rows in sessions if any(row.wire for row in rows)]
         return Log(tuple(exchanges), tuple(found))
     finally:
         await log.close()
 
 
-async def _load(log: SqliteReader, row: ExchangeRow) -> Recorded:
+def _count(row: ExchangeRow) -> int:
+    """How many calls of the upstream an exchange has; one that a crash cut off may have none in the log."""
+    return max(1, len(row.rounds))
+
+
+async def _load(log: SqliteReader, row: ExchangeRow, k: int) -> Recorded:
+    completeness = str(row.rounds[k].completeness) if row.rounds else ""
     return Recorded(
         row.wire,
         row.method,
         row.target,
-        tuple(str(round_.completeness) for round_ in row.rounds),
+        completeness,
         await log.load_request(row.id),
-        await log.load_sent(row.id, 0),
-        await log.load_received(row.id, 0),
+        await log.load_sent(row.id, k),
+        await log.load_received(row.id, k) if completeness else b"",
+        hidden=k,
     )
 
 

@@ -5,8 +5,9 @@ prompt and tools. Where a client compacts by itself, it is told a window that th
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from tests.clients.agents import AIDER, CLAUDE, CODEX, CODEX_EXEC, OPENCODE, QWEN
+from tests.clients.agents import AIDER, CLAUDE, CODEX, CODEX_EXEC, COPILOT, OPENCODE, PI, PI_PRINT, QWEN
 from tests.clients.client import Expected, Long, Tree
 from tests.clients.script import Script
 from tests.clients.sdks import FUNCTIONS, run_program
@@ -17,6 +18,13 @@ _FIRST, _SECOND = prompt_for(1), prompt_for(_HALF + 1)
 # A call for each part, and one that ends each turn.
 _CALLS = PARTS + 2
 _TALK = Tree((f"root append*{_CALLS - 1}",))
+# What an agent that can be resumed is put to: the model recalls before a step, and beside one.
+_RECALLING = LongTask(recalls=(27, 52), beside=(40,))
+_GO_ON = "Go on, please."
+# The answer that was under way when the client was killed is in the log, but not in its history, so that it goes on
+# beside it; it sends the call again that the proxy was killed in.
+_KILLED_TREE = f"root append*14 branch append*35 retry append*{_CALLS - 50}"
+_KILLED = Expected(_CALLS + 2, (Tree((_KILLED_TREE,)),))
 _TURNS = {"TURNS": f"{_FIRST}\n{_SECOND}"}
 
 
@@ -53,6 +61,10 @@ LONG_TASKS: Mapping[str, Long] = {
         32_000,
         files={"$home/.codex/config.toml": f"model_context_window = 100000\n{CODEX}"},
         alone=True,
+        task=_RECALLING,
+        resume=(*CODEX_EXEC, "resume", "--last", _GO_ON),
+        killed=replace(_KILLED, names="codex:"),
+        tells_window=False,
     ),
     "opencode": Long(
         (
@@ -67,13 +79,19 @@ LONG_TASKS: Mapping[str, Long] = {
             )
         },
         alone=True,
+        task=_RECALLING,
+        resume=("opencode", "run", "--model", "journeys/scripted", "--auto", "--continue", _GO_ON),
+        killed=Expected(_CALLS + 3, (Tree((_KILLED_TREE, "(root)?")),), names="x-session-id:"),
     ),
     "claude-code": Long(
         ((*CLAUDE, _FIRST), (*CLAUDE, _SECOND, "--continue")),
         Expected(_CALLS, (_TALK,), names="claude-code:"),
         48_000,
-        settings={"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000"},
+        settings={"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8000"},
         alone=True,
+        task=_RECALLING,
+        resume=(*CLAUDE, _GO_ON, "--continue"),
+        killed=replace(_KILLED, names="claude-code:"),
     ),
     "qwen-code": Long(
         (
@@ -119,5 +137,29 @@ LONG_TASKS: Mapping[str, Long] = {
             "".join(f"Begin with part-{n:02}: {' | '.join(write_part(n).split(chr(10)))}\n" for n in range(start, end))
             for start, end in ((1, _HALF + 1), (_HALF + 1, PARTS + 1))
         ),
+    ),
+    "pi": Long(
+        ((*PI_PRINT, _FIRST), (*PI_PRINT, _SECOND, "--continue")),
+        Expected(_CALLS, (_TALK,)),
+        16_000,
+        files={
+            "$home/pi/models.json": PI.replace('"scripted"}', '"scripted", "contextWindow": 100000, "maxTokens": 4000}')
+        },
+        alone=True,
+        task=_RECALLING,
+        resume=(*PI_PRINT, _GO_ON, "--continue"),
+        killed=_KILLED,
+    ),
+    "copilot-cli": Long(
+        ((*COPILOT, _FIRST), (*COPILOT, _SECOND, "--continue")),
+        Expected(_CALLS, (_TALK,)),
+        32_000,
+        # Its own compaction goes by what it counts itself: the window is one that the task does not fill.
+        settings={"COPILOT_PROVIDER_MAX_PROMPT_TOKENS": "400000", "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": "8000"},
+        # It joins the texts of an answer: one of two rounds with texts comes back otherwise, and is not known again.
+        task=replace(_RECALLING, thought=""),
+        resume=(*COPILOT, _GO_ON, "--continue"),
+        # It keeps its conversation behind its calls: what it knows of the newest ones after a kill, chance decides.
+        killed=replace(_KILLED, sessions=(Tree(()),)),
     ),
 }

@@ -10,17 +10,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.clients.script import DONE, Json, Script, Turn, list_items, read_tools
+from proxy.model.messages import RECALL_TOOL
+from tests.clients.recalls import drop_results, ends_with_result
+from tests.clients.script import DONE, Call, Json, Script, Turn, list_items, read_tools
 
 PARTS = 60
 ORDER = "order.txt"  # what the commands that really ran wrote, in their order
 
 _LINES = 54
 _READ_EACH, _WRITE_EACH, _WRITE_AT = 4, 10, 5
+_RECALLED_BEFORE = 15  # how many parts before a step the part was read that is recalled then
 _READ = "all is read up to part-"
 _STEP = re.compile(r"(Begin with )?part-(\d\d)")
 # Where tools are offered all the same: Claude Code, codex.
 _SUMMARY = re.compile(r"Respond with TEXT ONLY|CONTEXT CHECKPOINT COMPACTION")
+_REFERENCE = re.compile(r"ref:([a-z2-7]{10})")
+_JOB = re.compile(r".* job (\w+) .*")
 _WORDS = (
     "billing", "ledger", "refund", "invoice", "gateway", "session", "webhook", "importer", "scheduler", "archive",
 )  # fmt: skip
@@ -31,11 +36,17 @@ _ENDS = ("finished", "was retried", "timed out", "was cancelled", "returned no r
 class LongTask:
     """How the model answers a client that works through all parts. `turn`: how many parts a prompt asks for; `script`
     plays the tools. Where no tool is offered it writes the copy of a part as text, if `is_prose`.
+
+    Where it can recall, it searches before the steps `recalls`, and expands a reference in one answer with the steps
+    `beside`. `thought` is what it says before that.
     """
 
     turn: int = PARTS // 2
     script: Script = field(default_factory=Script)
     is_prose: bool = False
+    recalls: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+    thought: str = "I look that up."
     pause: str = ""  # what a command ends with, for clients that miss what one writes that ends at once
 
     @property
@@ -55,7 +66,17 @@ class LongTask:
                 replace(self.script, command=self.script.ending).fit(["shell"], tools) if self.script.ending else []
             )
             return Turn(f"{DONE} turn {newest.n // self.turn}.", tuple(ending))
-        return self._take(newest.n if newest.is_asked else newest.n + 1, tools)
+        n = newest.n if newest.is_asked else newest.n + 1
+        turn = self._take(n, tools)
+        if not can_recall(asked) or n not in (*self.recalls, *self.beside):
+            return turn
+        if n in self.recalls:
+            return Turn(self.thought, (_search(n - _RECALLED_BEFORE),))
+        return replace(turn, calls=(_expand(asked), *turn.calls))
+
+    def answer_rescued(self, asked: Json) -> Turn:
+        """The answer to a request that was sent in place of one that was refused: it recalls, whatever is next."""
+        return Turn(self.thought, (_expand(asked),)) if can_recall(asked) else self.answer(asked)
 
     def _take(self, n: int, tools: Mapping[str, Json]) -> Turn:
         """The step of a part: read by the shell or by a tool for files; some steps write what they found to a file."""
@@ -79,13 +100,28 @@ class Step:
 
 def find_step(asked: Json) -> Step:
     """Find the newest step: in the newest item that names a part, which stands last there."""
-    items = list_items(asked)
+    items = drop_results(list_items(asked))
     asks = bool(items) and _asks_summary(items[-1])
     texts = [json.dumps(item) for item in items if item.get("role") != "system"]
     # A client that compacted shows files again behind its summary that it had read before.
     known = max((int(n) for text in texts for n in re.findall(rf"{_READ}(\d\d)", text)), default=0)
     begin, n = next((found[-1] for text in reversed(texts) if (found := _STEP.findall(text))), ("", "0"))
     return Step(max(known, int(n)), bool(begin) and int(n) > known, asks)
+
+
+def can_recall(asked: Json) -> bool:
+    """Whether the tool to recall with is offered, and was not used just before."""
+    return RECALL_TOOL in dict(read_tools(asked)) and not ends_with_result(asked)
+
+
+def _search(n: int) -> Call:
+    return Call(RECALL_TOOL, {"action": "search", "query": find_job(n)[0]})
+
+
+def _expand(asked: Json) -> Call:
+    """Expand the first reference that a request names, or search where it names none."""
+    found = _REFERENCE.search(json.dumps(drop_results(list_items(asked))))
+    return Call(RECALL_TOOL, {"action": "expand", "ref": found[1]}) if found else _search(1)
 
 
 def _asks_summary(item: Json) -> bool:
@@ -113,6 +149,13 @@ def write_summary(n: int) -> str:
 def prompt_for(first: int) -> str:
     """The prompt that begins with a part."""
     return f"Read the measurements, one file a step. Begin with part-{first:02}."
+
+
+def find_job(n: int) -> tuple[str, str]:
+    """The id of a part's first job, and its line; no other part has either."""
+    found = _JOB.search(write_part(n))
+    assert found is not None
+    return found[1], found[0]
 
 
 def write_part(n: int) -> str:

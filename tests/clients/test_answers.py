@@ -53,6 +53,11 @@ def test_an_answer_is_understood(path: str, is_streamed: bool) -> None:
         assert len(ids) == len(set(ids)), "each has its own"
 
 
+def test_an_answer_of_calls_alone_has_no_text_block() -> None:
+    value = json.loads(b"".join(WRITERS["/v1/messages"](Turn("", TURN.calls), 3, {})))
+    assert [block["type"] for block in value["content"]] == ["tool_use", "tool_use"]
+
+
 def test_an_answer_to_gemini_is_a_stream_of_parts() -> None:
     content = b"".join(WRITERS["/v1beta/models/scripted:streamGenerateContent"](TURN, 3, {}))
     events = [json.loads(line.removeprefix(b"data: ")) for line in content.split(b"\n\n") if line]

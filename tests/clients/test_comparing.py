@@ -10,6 +10,7 @@ from tests.clients.comparing import (
     check_run,
     compare_log,
     compare_runs,
+    drop_cut,
     drop_listings,
     find_difference,
 )
@@ -21,7 +22,7 @@ CLIENT = Client("some", "pip", (), Expected(2, (Tree(("root append",)),)))
 CALLS = (Exchange("POST", "/v1/x?a=1", b'{"n":1}', b"one"), Exchange("POST", "/v1/x", f"{CONTENT} 2".encode(), b"two"))
 RUN = Run((0, 0), b"Done: turn 1.", CALLS, (("copy.txt", b"x"),))
 LOG = tuple(
-    Recorded("chat", call.method, call.target.split("=")[0], ("complete",), call.body, call.body, call.answer)
+    Recorded("chat", call.method, call.target.split("=")[0], "complete", call.body, call.body, call.answer)
     for call in CALLS
 )
 
@@ -79,8 +80,8 @@ def test_a_run_that_was_none_is_seen(client: Client, run: Run, word: str) -> Non
         ({"sent": b"other"}, 2),
         ({"received": b"other"}, 4),
         ({"target": "/v1/y"}, 4),
-        ({"completeness": ("truncated",)}, 1),
-        ({"completeness": ()}, 1),
+        ({"completeness": "truncated"}, 1),
+        ({"completeness": ""}, 1),
     ],
 )
 def test_a_log_with_other_bytes_is_seen(change: dict[str, object], count: int) -> None:
@@ -90,6 +91,19 @@ def test_a_log_with_other_bytes_is_seen(change: dict[str, object], count: int) -
 def test_a_call_that_the_log_lacks_or_has_twice_is_seen() -> None:
     assert len(list(compare_log(CALLS, LOG[:1]))) == 2
     assert len(list(compare_log(CALLS, (*LOG, LOG[0])))) == 2
+
+
+def test_of_a_call_that_a_kill_cut_off_the_log_may_have_a_part() -> None:
+    cut = (CALLS[0], replace(CALLS[1], is_cut=True))
+    for received, completeness in ((b"two", "complete"), (b"t", "truncated"), (b"", "")):
+        log = (LOG[0], replace(LOG[1], received=received, completeness=completeness))
+        assert list(compare_log(*drop_cut(cut, log))) == []
+    assert list(compare_log(*drop_cut(cut, LOG[:1]))) == []
+    assert list(compare_log(*drop_cut(cut, (LOG[0], replace(LOG[1], received=b"other")))))
+    again = (*cut, CALLS[1])
+    rows = (LOG[0], replace(LOG[1], received=b"", completeness=""), LOG[1])
+    assert list(compare_log(*drop_cut(again, rows))) == []
+    assert list(compare_log(*drop_cut(again, rows[:2])))
 
 
 def test_a_difference_is_shown_where_it_is() -> None:

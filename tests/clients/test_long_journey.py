@@ -1,20 +1,30 @@
 """A long task of a client of our own, through a real proxy: its calls are shortened, and what is wrong is told."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from proxy.model.messages import RECALL_TOOL
 from tests.clients.agents import AGENTS
 from tests.clients.answers import Tokens
 from tests.clients.client import Expected, Long, Tree
 from tests.clients.comparing import Run
-from tests.clients.logs import Log
-from tests.clients.long_journey import Figures, check_log, check_long_run, compare_work, run_long_journey
+from tests.clients.logs import Log, Recorded
+from tests.clients.long_journey import (
+    Figures,
+    check_log,
+    check_long_run,
+    check_recalls,
+    check_traces,
+    compare_work,
+    run_long_journey,
+)
 from tests.clients.long_tasks import LONG_TASKS
 from tests.clients.script import Call, Turn
 from tests.clients.sdks import SDKS
-from tests.clients.task import ORDER, LongTask, prompt_for
+from tests.clients.task import ORDER, PARTS, LongTask, name_part, prompt_for, write_part
 from tests.clients.test_journey import CLIENT, PROGRAMS
 from tests.clients.upstream import Exchange
 
@@ -25,6 +35,46 @@ LONG = Long(
     16_000,
     task=LongTask(STEPS),
     settings={"PROMPT": prompt_for(1)},
+)
+# A client that keeps its conversation, goes on with it when it is told something more, and calls again what failed.
+KEEPING = """
+import http.client, json, os, subprocess, sys, urllib.error, urllib.request
+function = {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
+kept = os.path.join(os.environ["HOME"], "kept.json")
+messages = json.load(open(kept)) if os.path.exists(kept) else []
+messages.append({"role": "user", "content": sys.argv[1]})
+while True:
+    asked = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": function}]}
+    body = json.dumps(asked | {"max_tokens": 1000}).encode()
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    while True:
+        try:
+            request = urllib.request.Request(address, body, {"content-type": "application/json"})
+            message = json.load(urllib.request.urlopen(request, timeout=600))["choices"][0]["message"]
+            break
+        except urllib.error.HTTPError:
+            raise
+        except (OSError, http.client.HTTPException):
+            pass
+    messages.append(message)
+    for call in message.get("tool_calls", ()):
+        command = json.loads(call["function"]["arguments"])["command"]
+        output = subprocess.check_output(command, shell=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+    with open(kept, "w") as file:
+        json.dump(messages, file)
+    if not message.get("tool_calls"):
+        print(message["content"])
+        break
+"""
+TRIED = Long(
+    (("python", "-c", KEEPING, prompt_for(1)),),
+    Expected(PARTS + 1, (Tree((f"root append*{PARTS}",)),)),
+    16_000,
+    task=LongTask(PARTS, recalls=(27,)),
+    resume=("python", "-c", KEEPING, "Go on, please."),
+    # A call whose client has gone before its head is given up, so that it has no answer beside which to go on.
+    killed=Expected(PARTS + 3, (Tree((f"root append*49 retry append*{PARTS - 48}",)),)),
 )
 TURN = Turn("", (Call("bash", {"command": "ls"}),))
 CALL = Exchange("POST", "/v1/x", b"", b"", TURN, Tokens())
@@ -44,6 +94,15 @@ def test_a_long_task_without_a_fault(tmp_path: Path) -> None:
         assert min(each.managed, each.epochs) > 0
         assert each.client > each.sent > 0
         assert f"{each.managed} managed, {each.epochs} epochs" in str(each)
+
+
+def test_a_client_and_a_proxy_that_were_killed_come_to_the_end(tmp_path: Path) -> None:
+    faults, figures = run_long_journey(replace(CLIENT, files={}), TRIED, PROGRAMS, tmp_path)
+    assert faults == []
+    assert [each.way for each in figures] == ["direct", "hand", "run", "rescue", "killed"]
+    assert [each.recalls > 0 for each in figures] == [False, True, True, True, True]
+    assert [each.refused > 0 for each in figures] == [False, False, False, True, True]
+    assert figures[-1].codes == (-9, 0)
 
 
 def test_a_client_that_the_provider_refuses_is_told(tmp_path: Path) -> None:
@@ -80,14 +139,67 @@ def test_compactions_of_its_own_are_told_but_direct() -> None:
     assert list(check_long_run(expected, RUN, may_compact=True)) == []
 
 
-def test_calls_have_to_be_shortened_and_below_the_ceiling() -> None:
-    expected, log = replace(LONG, expected=Expected(0, ())), Log((), ())
-    run = replace(RUN, recording=())
-    assert list(check_log(expected, run, log, FIGURES)) == []
-    assert list(check_log(expected, run, log, replace(FIGURES, managed=0, largest=16_001))) == [
+def test_calls_have_to_be_shortened_and_below_the_ceiling_but_for_what_is_recalled() -> None:
+    expected = replace(LONG, expected=Expected(0, ()))
+
+    def check(tokens: int, body: str, managed: int = 1) -> list[str]:
+        call = replace(CALL, body=body.encode(), tokens=Tokens(tokens))
+        row = Recorded("", "POST", "/v1/x", "complete", b"", body.encode(), b"")
+        log = Log((row,), ())
+        return list(check_log(expected, replace(RUN, recording=(call,)), log, replace(FIGURES, managed=managed)))
+
+    call = {"tool_calls": [{"id": "r", "function": {"name": RECALL_TOOL, "arguments": "{}"}}], "role": "assistant"}
+    recalled = json.dumps({"messages": [call, {"role": "tool", "tool_call_id": "r", "content": "found"}]})
+    assert check(16_000, "{}") == check(19_000, recalled) == []
+    assert check(16_001, "{}", managed=0) == [
         "no call was shortened",
         "16001 tokens were sent, above the ceiling of 16000",
     ]
+    assert check(19_001, recalled) == ["19001 tokens were sent, above the ceiling of 16000"]
+
+
+def test_refusals_are_counted() -> None:
+    refused, none = (
+        replace(RUN, recording=(replace(CALL, is_refused=True), CALL)),
+        replace(LONG, expected=Expected(1, ())),
+    )
+    assert list(check_long_run(none, refused, may_compact=False, refusals=(1, 2))) == []
+    assert list(check_long_run(none, refused, may_compact=False)) == ["1 calls were refused as too long"]
+    assert list(check_long_run(none, RUN, may_compact=False, refusals=(1, 2))) == [
+        "0 calls were refused as too long, expected 1 to 2"
+    ]
+
+
+def test_what_of_ours_a_client_keeps_is_told() -> None:
+    own = (("home/talk", b"...end of part-07..."), (f"work/{name_part(7)}", b"end of part-07"))
+    assert list(check_traces(replace(RUN, kept=own), is_kept=True)) == []
+    bare = replace(RUN, kept=own[1:])
+    assert list(check_traces(bare, is_kept=True)) == ["the client keeps nothing of its conversation"]
+    assert list(check_traces(bare, is_kept=False)) == []
+    told = replace(RUN, kept=(*own, ("home/log", b"no tool context_recall")), output=b"[palimpsest ledger 1]")
+    assert list(check_traces(told, is_kept=True)) == ["home/log names context_recall", "output names palimpsest ledger"]
+
+
+def test_a_recall_has_to_be_answered_in_the_next_request() -> None:
+    search = {"action": "search", "query": "x"}
+    asks = replace(CALL, body=b"{}", turn=Turn("", (Call(RECALL_TOOL, search),)))
+    line = write_part(3).splitlines()[1]
+
+    def follow(result: str) -> Exchange:
+        call = {"id": "r", "function": {"name": RECALL_TOOL, "arguments": json.dumps(search)}}
+        shown = [{"tool_calls": [call]}, {"role": "tool", "tool_call_id": "r", "content": result}]
+        return replace(CALL, body=json.dumps({"messages": shown}).encode())
+
+    assert list(check_recalls(replace(RUN, recording=(asks, follow(f"Found: {line}"))))) == []
+    assert list(check_recalls(replace(RUN, recording=(asks, follow("No such tool"))))) != []
+    assert list(check_recalls(replace(RUN, recording=(asks, replace(CALL, body=b"{}"))))) != []
+    assert list(check_recalls(replace(RUN, recording=(CALL,)))) == ["the model did not recall"]
+
+
+def test_the_agents_that_can_be_resumed_have_trials() -> None:
+    tried = {name for name, long in LONG_TASKS.items() if long.killed is not None}
+    assert tried == {"codex", "claude-code", "opencode", "pi", "copilot-cli"}
+    assert all(long.resume and long.task.recalls for long in LONG_TASKS.values() if long.killed is not None)
 
 
 def test_every_client_has_a_long_task_but_the_one_that_is_not_shortened() -> None:

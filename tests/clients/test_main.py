@@ -101,7 +101,8 @@ def test_the_clients_are_those_of_the_issue() -> None:
         "openai-python", "openai-agents", "langchain-openai", "pydantic-ai", "litellm", "llm", "openai-node",
     ]  # fmt: skip
     assert [client.name for client in AGENTS] == [
-        "aider", "mini-swe-agent", "codex", "opencode", "claude-code", "qwen-code", "cline", "gemini-cli",
+        "aider", "mini-swe-agent", "codex", "opencode", "claude-code", "qwen-code", "cline", "gemini-cli", "pi",
+        "copilot-cli",
     ]  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.script import DONE, Script
-from tests.clients.task import PARTS, LongTask, Step, find_step, prompt_for, write_part
+from proxy.model.messages import RECALL_TOOL
+from tests.clients.script import DONE, Call, Script
+from tests.clients.task import PARTS, LongTask, Step, find_job, find_step, prompt_for, write_part
 
 TASK = LongTask(script=Script("/somewhere", ending=""))
 TOOLS = [
@@ -78,3 +79,27 @@ def test_parts_have_no_line_in_common() -> None:
     assert len(lines) == len(set(lines))
     assert {find_step(ask(write_part(n))).n for n in range(1, PARTS + 1)} == set(range(1, PARTS + 1))
     assert json.dumps(write_part(1)) == json.dumps(write_part(1))
+
+
+def test_the_model_recalls_where_it_can() -> None:
+    task = LongTask(recalls=(20,), beside=(22,), script=Script("/somewhere"))
+    offered = [*TOOLS, {"name": RECALL_TOOL, "parameters": {"properties": {"action": {"type": "string"}}}}]
+    before, job = ask("end of part-19", role="tool", tools=offered), find_job(5)[0]
+    [search] = task.answer(before).calls
+    assert search == Call(RECALL_TOOL, {"action": "search", "query": job})
+    assert job in write_part(5)
+    assert [call.name for call in task.answer(before | {"tools": TOOLS}).calls] == ["read"]
+    call = {"id": "r", "function": {"name": RECALL_TOOL, "arguments": json.dumps(search.arguments)}}
+    recalled = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "r", "content": "part-05"},
+    ]
+    following = before | {"messages": before["messages"] + recalled}
+    assert [call.name for call in task.answer(following).calls] == ["read"]
+    told = ask("ref:abcdefghij", "end of part-21", role="tool", tools=offered)
+    expand = Call(RECALL_TOOL, {"action": "expand", "ref": "abcdefghij"})
+    assert task.answer(told).calls[0] == expand
+    assert task.answer(told).calls[1].name == "bash"
+    assert task.answer_rescued(ask("ref:abcdefghij", "end of part-30", tools=offered)).calls == (expand,)
+    assert task.answer_rescued(ask("end of part-30", tools=offered)).calls[0].arguments["query"] == find_job(1)[0]
+    assert task.answer_rescued(following) == task.answer(following)

@@ -8,7 +8,7 @@ from tests.clients.client import Expected, Tree
 from tests.clients.logs import Found, Log, Recorded
 from tests.clients.trees import check_sessions, read_trees
 
-CALL = Recorded("chat", "POST", "/v1/x", ("complete",), b"", b"", b"")
+CALL = Recorded("chat", "POST", "/v1/x", "complete", b"", b"", b"")
 ASIDE = replace(CALL, wire="")
 MAIN = Found("s1", "codex:1", "", ("root append*2", "(root)"))
 AGENT = Found("s2", "codex:2", "s1", ("root",))
@@ -51,6 +51,17 @@ def test_what_is_asked_for_first_may_pass_for_the_conversation() -> None:
         "session 1: (root) | (root) append*2, expected (root)? | root append*2"
     ]
     assert check("root append*2")
+
+
+def test_a_session_without_expected_branches_may_have_any() -> None:
+    expected = replace(EXPECTED, sessions=(Tree(()), Tree(("root",), parent=0)))
+    assert list(check_sessions(expected, LOG)) == []
+    assert list(check_sessions(replace(expected, sessions=(Tree(()), Tree((), parent=1))), LOG)) != []
+
+
+def test_what_a_client_does_not_know_of_is_no_call_of_it() -> None:
+    hidden = replace(CALL, hidden=1)
+    assert list(check_sessions(EXPECTED, replace(LOG, exchanges=(*LOG.exchanges, hidden)))) == []
 
 
 def test_runs_have_sessions_of_their_own() -> None:

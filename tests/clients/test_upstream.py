@@ -2,8 +2,9 @@
 
 import httpx
 
-from tests.clients.script import DONE, Script
-from tests.clients.upstream import run_upstream
+from tests.clients.counting import Meter
+from tests.clients.script import DONE, Script, Turn
+from tests.clients.upstream import Trial, run_upstream
 
 TOOL = {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
 
@@ -48,3 +49,24 @@ def test_what_is_asked_beside_conversations_is_answered_too() -> None:
         ]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 404]
     assert [call.answer for call in upstream.recording] == [answer.content for answer in answers]
+
+
+def test_a_trial_happens_once_before_the_answer_to_the_first_request_that_shows_its_part() -> None:
+    seen: list[int] = []
+    with run_upstream(Script("/x")) as upstream:
+        upstream.trials[7] = Trial(lambda: seen.append(len(upstream.recording)), cuts=True)
+        for n in (6, 7, 7):
+            asked = {"messages": [{"role": "user", "content": f"end of part-{n:02}"}]}
+            httpx.post(f"{upstream.origin}/v1/chat/completions", json=asked)
+    assert seen == [2]
+    assert [call.is_cut for call in upstream.recording] == [False, True, False]
+
+
+def test_what_follows_a_refusal_may_be_answered_otherwise() -> None:
+    with run_upstream(Script("/x"), Meter(30), lambda asked: Turn("Rescued.")) as upstream:
+        texts = []
+        for content in ("Hello", "word " * 100, "Hello", "Hello"):
+            asked = {"messages": [{"role": "user", "content": content}]}
+            texts.append(httpx.post(f"{upstream.origin}/v1/chat/completions", json=asked).text)
+    assert [call.is_refused for call in upstream.recording] == [False, True, False, False]
+    assert ["Rescued." in text for text in texts] == [False, False, True, False]

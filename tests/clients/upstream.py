@@ -4,10 +4,11 @@ Rule: nothing is refused that a client may live on; what we do not know gets 404
 a meter it reports the tokens that it was sent, and refuses what is above its window as the provider does.
 """
 
+import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from tests.clients.answers import WRITERS, Tokens, write_refusal
 from tests.clients.counting import Meter
 from tests.clients.script import Json, Turn
+from tests.clients.task import find_step
 from tests.journeys.provider import run_application
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -46,14 +48,27 @@ class Exchange:
     turn: Turn | None = None
     tokens: Tokens | None = None
     is_refused: bool = False
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What happens once, before the first request is answered that shows a part. `cuts`: nobody gets that answer."""
+
+    act: Callable[[], object]
+    cuts: bool = False
 
 
 @dataclass(slots=True)
 class Upstream:
-    """A running upstream and its recording, in the order in which requests came."""
+    """A running upstream and its recording, in the order in which requests came. `trials` are by the part that they
+    wait for; `rescued` answers what is sent in place of a request that was refused.
+    """
 
     script: Model
     meter: Meter | None = None
+    rescued: Callable[[Json], Turn] | None = None
+    trials: dict[int, Trial] = field(default_factory=dict)
     port: int = 0
     recording: list[Exchange] = field(default_factory=list)
     numbers: Iterator[int] = field(init=False)
@@ -73,7 +88,10 @@ class Upstream:
         self.recording.append(exchange)
         if write := WRITERS.get(request.url.path) if request.method == "POST" else None:
             asked = json.loads(body)
-            exchange.turn = turn = self.script.answer(asked)
+            if self.trials and (trial := self.trials.pop(find_step(asked).n, None)):
+                exchange.is_cut = trial.cuts
+                await asyncio.to_thread(trial.act)
+            exchange.turn = turn = self._choose(asked)
             exchange.tokens = self._count(asked, turn)
             if self.meter and exchange.tokens.prompt > self.meter.window:
                 exchange.is_refused = True
@@ -90,6 +108,10 @@ class Upstream:
         answer = self._answer_aside(request.method, request.url.path, body)
         exchange.answer = b"" if request.method == "HEAD" else bytes(answer.body)
         return answer
+
+    def _choose(self, asked: Json) -> Turn:
+        is_rescued = len(self.recording) > 1 and self.recording[-2].is_refused
+        return self.rescued(asked) if is_rescued and self.rescued else self.script.answer(asked)
 
     def _count(self, asked: Json, turn: Turn) -> Tokens:
         if self.meter is None:
@@ -115,9 +137,11 @@ async def _send(pieces: list[bytes]) -> AsyncIterator[bytes]:
 
 
 @contextlib.contextmanager
-def run_upstream(script: Model, meter: Meter | None = None) -> Iterator[Upstream]:
+def run_upstream(
+    script: Model, meter: Meter | None = None, rescued: Callable[[Json], Turn] | None = None
+) -> Iterator[Upstream]:
     """An upstream for the length of a `with` block."""
-    upstream = Upstream(script, meter)
+    upstream = Upstream(script, meter, rescued)
     application = Starlette(routes=[Route("/{path:path}", upstream.answer, methods=_METHODS)])
     with run_application(application) as upstream.port:
         yield upstream

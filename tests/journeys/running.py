@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _ADDRESS = re.compile(r"base URL\s+http://127\.0\.0\.1:(\d+)/v1")
+_SECONDS = 300.0  # after which a process hangs, on whatever machine
 TOKEN = "journey-admin-token"
 
 
@@ -36,12 +37,12 @@ class Running:
     def kill(self) -> None:
         """End it as a crash would."""
         self.process.send_signal(signal.SIGKILL)
-        self._finish(60)
+        self._finish(_SECONDS)
 
     def stop(self) -> int:
         """End it as an operator would; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self._finish(60)
+        return self._finish(_SECONDS)
 
     def _finish(self, seconds: float) -> int:
         code = self.process.wait(seconds)
@@ -99,4 +100,5 @@ def run_proxy(data: Path, upstream: str, *options: str, **settings: str) -> Iter
 
 def run_command(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
     """Run a palimpsest command to its end."""
-    return subprocess.run([sys.executable, "-m", "proxy", *arguments], capture_output=True, timeout=60, check=False)
+    command = [sys.executable, "-m", "proxy", *arguments]
+    return subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)

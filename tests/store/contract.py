@@ -36,7 +36,8 @@ from tests.support.examples import examples
 _names = (f"h{i}" for i in itertools.count())
 # One archive takes all examples, so that they also meet each other's content; each store runs the same test.
 _shared_archive = examples(
-    60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
+    60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 
 LARGE = b'{"text":"' + b"palimpsest " * 3000 + b'"}'

@@ -141,7 +141,14 @@ class SummaryContract:
         assert await is_stored(archive, make_epoch(originals=[original]))
         assert await archive.load_original("both") == StoredOriginal(session, original, tuple(RAW))
 
-    @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors])
+    @examples(
+        25,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+            HealthCheck.too_slow,
+        ],
+    )
     @given(st.data())
     async def test_any_one_gives_exactly_what_it_covers_through_any_number_of_rounds(
         self, archive: Archive, data: st.DataObject

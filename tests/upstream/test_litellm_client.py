@@ -416,12 +416,18 @@ async def test_a_provider_whose_code_knows_no_time_limit_is_given_up(make: Make)
 
 
 async def test_a_stream_that_falls_silent_breaks_off(make: Make, upstream: ScriptedUpstream) -> None:
-    sending = asyncio.ensure_future(send(make(idle_timeout=0.5), {"model": OPENAI, "messages": ASKED, "stream": True}))
+    client = make(idle_timeout=30.0)
+    sending = asyncio.ensure_future(send(client, {"model": OPENAI, "messages": ASKED, "stream": True}))
     wire, _ = await upstream.accept_request()
     wire.send(stream_head() + chunk(says.CHAT_EVENTS[0]))
     response = await sending
+    async with asyncio.timeout(LIMIT):
+        assert b"hel" in await response.read()
+    reading = asyncio.ensure_future(read_all(response))
+    await asyncio.sleep(0)
+    await put_forward(31.0)
     with pytest.raises(UpstreamUnreachable):
-        await read_all(response)
+        await reading
 
 
 async def test_a_stream_that_breaks_off_upstream_breaks_off_here(make: Make, upstream: ScriptedUpstream) -> None:

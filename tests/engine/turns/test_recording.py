@@ -354,7 +354,9 @@ async def test_turns_go_on_in_the_format_of_their_session_whoever_it_belongs_to(
 STEPS = st.lists(st.sampled_from(["record", "tools", "send", "context", "restart"]), min_size=3, max_size=9)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps=STEPS)
 async def test_any_order_of_turns_calls_and_restarts_keeps_the_conversation(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[str]

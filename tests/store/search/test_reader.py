@@ -266,7 +266,7 @@ async def test_health_is_what_the_writer_tells(log: LogBuilder) -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_text_is_a_query(tmp_path_factory: pytest.TempPathFactory, text: str, context: str) -> None:
     folder = tmp_path_factory.getbasetemp() / "any"
     if not folder.exists():

@@ -45,7 +45,9 @@ COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
 """How the names of compactions begin that a provider may put into messages."""
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # As `context/references` writes them.
-_PRUNED = re.compile(r"\[tool: [^\n]* — output pruned; completed[^\n]*; ref:[a-z2-7]{10}\]")
+_PRUNED = re.compile(
+    r"\[tool: (?:(?! — output pruned; completed)[^\n])*+ — output pruned; completed[^\n]*; ref:[a-z2-7]{10}\]"
+)
 _FILE = re.compile(r"\[FILE: [^\n]*\]\nref:[a-z2-7]{10} · ")
 
 

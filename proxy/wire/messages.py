@@ -180,7 +180,7 @@ _HEAD = 256 * 1024  # of base64; a JPEG's size stands behind its thumbnail
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 _PAGE_COUNT = re.compile(
     rb"/Type\s*/Pages\b(?:(?!/Type\s*/Pages\b)[^>])*?/Count\s+(\d+)"
-    rb"|/Count\s+(\d+)(?:(?!/Count\s)[^>])*?/Type\s*/Pages\b"
+    rb"|/Count\s+(\d++)(?:(?!/Count\s)[^>])*?/Type\s*/Pages\b"
 )
 _MOST_SIDE = 1 << 16
 

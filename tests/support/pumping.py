@@ -33,7 +33,7 @@ _CATEGORIES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " ", "CATEGORY_WORD": "a
                "CATEGORY_NOT_SPACE": "a", "CATEGORY_NOT_WORD": "-"}  # fmt: skip
 _REPEATS = (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT)
 _LONG_REPEAT = 20
-_MOST_ENDS = 6
+_MOST_ENDS = 4
 
 
 class Pumps:

@@ -412,7 +412,8 @@ class Relay:
         """
         rest, exchange.is_hidden = rounds.finish(), rounds.is_continued
         if exchange.is_head_sent and not rounds.is_stream:  # the client reads a stream that a comment has begun
-            rest = spell_in_stream(rounds.head, rest)
+            assert exchange.format is not None, "rounds are read in its format"
+            rest = spell_in_stream(exchange.format, rounds.head, rest, rounds.next_number)
         try:
             records = await rounds.list_records(exchange.k)
         except BaseException:

@@ -532,7 +532,7 @@ async def test_a_slow_stream_begins_before_its_first_piece(make: Make, upstream:
     assert (response.status, response.is_received) == (200, False)
     refusal = says.data(says.openai_error(says.OPENAI_TOO_LONG, "context_length_exceeded"))
     wire.send(chunk(refusal) + LAST_CHUNK)
-    assert read_stream_start(await read_all(response)) == "overflow"
+    assert read_stream_start(await read_all(response)) == "refused"
 
 
 async def test_a_near_provider_is_told_through_which_servers_the_call_came(

@@ -145,7 +145,7 @@ async def test_bedrocks_refusal_at_the_beginning_of_a_stream_is_recognised(
     play(upstream, says.event_stream([says.frame(told, "exception", exception_type="validationException")]))
     response = await send(cloud, ask(BEDROCK, target), target)
     content = await read_all(response)
-    assert read_overflow(response.status, response.headers, content) or read_stream_start(content) == "overflow"
+    assert read_overflow(response.status, response.headers, content) or read_stream_start(content) == "refused"
 
 
 @pytest.mark.parametrize("target", [CHAT, MESSAGES])

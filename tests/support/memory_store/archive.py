@@ -171,7 +171,8 @@ class MemoryArchive(DerivedFigures):
     async def list_held(self, session: str) -> Sequence[HeldRow]:
         """The newest calls of a session whose history we hold, newest first."""
         held = [each for each in self.tables.held.values() if self.tables.find_session(each.exchange) == session]
-        return [HeldRow(each.exchange, each.history, each.key, each.digest) for each in held[::-1][:MOST_HELD]]
+        rows = [HeldRow(each.exchange, each.history, each.key, each.digest) for each in held[::-1] if each.history]
+        return rows[:MOST_HELD]
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
         """The body sent upstream in round k, byte for byte. Raises NotFound."""

@@ -261,8 +261,10 @@ class World:
             is_lost = call.session == new and refuses
             is_right = call.session in (candidates or {new}) or is_lost
             assert is_right, f"{call.session} is another's: {call.exchange} is new ({new}) or one of {candidates}"
-        equal = (self._failed.pop(call.likeness, None), self._begun.get(call.likeness))
-        is_joined = not asking.name and call.session in equal
+        is_joined = not asking.name and call.session in {
+            self._failed.pop(call.likeness, None),
+            self._begun.get(call.likeness),
+        }
         if call.session == new and not asking.name and is_under_way(call.items):
             self._begun[call.likeness] = new
         call.adopts = (asking.name != "" or call.session == new or is_joined) and self._is_adopting(call)

@@ -184,7 +184,8 @@ class SqliteEraser:
                 try:
                     await asyncio.to_thread(remove_memory, folder, each.key)
                 except OSError as error:
-                    _log.error("files of the memory of session %s, which was erased, are left: %s", each.key, error)
+                    extra = {"session": each.key}
+                    _log.error("files of the memory of an erased session are left: %s", error, extra=extra)
                     left[each.key] = str(folder)
                 else:
                     await self._log.run_task(partial(_note_removed, each))

@@ -81,7 +81,7 @@ async def test_members_beside_the_messages_are_told() -> None:
 
 async def test_what_cannot_be_compared_is_told() -> None:
     log = SentLog(spell(), b"{", rounds=(ROUND, replace(ROUND, k=1)))
-    with pytest.raises(NotFound, match="cannot be taken apart"):
+    with pytest.raises(NotFound, match="cannot be read: it is no JSON object"):
         await load_difference(log, "abc1", 1, tally)
     with pytest.raises(NotFound, match="has no round 2; its rounds are 0, 1"):
         await load_difference(log, "abc1", 1, tally, 2)

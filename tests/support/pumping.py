@@ -34,6 +34,7 @@ _CATEGORIES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " ", "CATEGORY_WORD": "a
 _REPEATS = (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT)
 _LONG_REPEAT = 20
 _MOST_ENDS = 4
+_LONG_UNIT = 100
 
 
 class Pumps:
@@ -158,6 +159,12 @@ def find_slowness(run: Callable[[Any], object], make: Callable[[int], Any], most
     return problem
 
 
+def find_costly_runs(run: Callable[[Any], object], make: Callable[[int], Any]) -> str:
+    """Return why a function takes long for long runs. Its time is linear in their number, whatever it does in each."""
+    long = min(_measure(run, make(LONG)) for _ in range(3))
+    return f"{1000 * long:.1f} ms of {LONG:,} characters" if long > MOST_SECONDS else ""
+
+
 def _measure(run: Callable[[Any], object], text: Any) -> float:
     """Return the processor time of one call."""
     gc.disable()  # a collection takes longer than most patterns
@@ -175,7 +182,8 @@ def find_slow_string(pattern: "re.Pattern[Any]", methods: Sequence[str]) -> str:
     for method in methods:
         run = partial(_exhaust, pattern) if method == "finditer" else getattr(pattern, method)
         for prefix, unit, end in strings:
-            if slow := find_slowness(run, partial(_make, prefix, unit, end, is_bytes)):
+            find = find_costly_runs if len(unit) > _LONG_UNIT else find_slowness
+            if slow := find(run, partial(_make, prefix, unit, end, is_bytes)):
                 return f"{method} of {prefix[:40]!r} + {unit[:40]!r} * n + {end!r}: {slow}"
     return ""
 

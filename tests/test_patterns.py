@@ -32,7 +32,7 @@ MATCHED = {
 }
 # Calls whose pattern is made when they run, and what bounds it.
 MADE_LATER = {
-    "proxy.context.budget": "one pattern for each kind of run: the patterns themselves are found as values of the module",
+    "proxy.context.budget": "one for each kind of run: the patterns themselves are found as values of the module",
     "proxy.context.user_rules": "the end of a fence or of one of ten tags: it has no repetition but of its own mark",
     "proxy.demo.workspace": "the pattern is the demo's own, and the text its own repository",
     "proxy.upstream.model_catalog": "the patterns are the proxy's own data, matched with names of models",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
@@ -305,10 +306,11 @@ _BYTES_PER_TOKEN = 3
 
 # A pre-token of o200k or cl100k is letters (with marks), signs, or white space, and a few characters around them. So it
 # is long only if it has one of these runs. Non-ASCII characters may be of any kind.
-_KINDS = (r"[A-Za-z\u0080-\U0010ffff]", r"[^A-Za-z0-9\s]", r"\s")
-_RUN = re.compile("|".join(rf"{kind}{{{LONGEST_RUN},}}" for kind in _KINDS))
-# Searching begins at the start of a run only: else a shorter one is read again from each of its characters.
-_WHOLE_RUN = re.compile("|".join(rf"(?<!{kind}){kind}{{{LONGEST_RUN},}}" for kind in _KINDS))
+_STEP = LONGEST_RUN // 2
+_KINDS = tuple(
+    (re.compile(rf"{kind}{{{_STEP}}}"), re.compile(rf"{kind}*+"))
+    for kind in (r"[A-Za-z\u0080-\U0010ffff]", r"[^A-Za-z0-9\s]", r"\s")
+)
 
 _LEAST_SAMPLE = 500
 _WEIGHT_OF_NEW = 0.2
@@ -323,12 +325,35 @@ def cut_stretches(text: str) -> Iterator[str]:
     bound of `bound_tokens` holds; measured, they differ by at most two tokens a cut or 2 % of the run.
     """
     start = at = 0
-    while run := _RUN.match(text, at) or _WHOLE_RUN.search(text, at):
-        at = run.end()
-        for end in range(run.start() + LONGEST_RUN, at, LONGEST_RUN):
+    runs = [run for kind in _KINDS for run in _find_long_runs(text, *kind)]
+    for begin, until in sorted(runs, key=itemgetter(0)):  # of those that begin together the first kind is first
+        first = max(begin, at)  # a character of two kinds belongs to the run that has begun
+        if until - first < LONGEST_RUN:
+            continue
+        at = until
+        for end in range(first + LONGEST_RUN, until, LONGEST_RUN):
             yield text[start:end]
             start = end
     yield text[start:]
+
+
+def _find_long_runs(text: str, step: "re.Pattern[str]", run: "re.Pattern[str]") -> Iterator[tuple[int, int]]:
+    """Yield where runs of one kind begin and end that have `LONGEST_RUN` characters or more.
+
+    Each has a whole step within it. So only the first characters of each step are read where there are none.
+    """
+    at = before = 0
+    while at + _STEP <= len(text):
+        if step.match(text, at) is None:
+            at += _STEP
+            continue
+        behind, ahead = run.match(text[max(before, at - _STEP) : at][::-1]), run.match(text, at)
+        assert behind is not None, "it may be empty"
+        assert ahead is not None, "it is a step at least"
+        before = ahead.end()
+        if before - at + behind.end() >= LONGEST_RUN:
+            yield at - behind.end(), before
+        at = -(-before // _STEP) * _STEP
 
 
 def estimate_tokens(text: str) -> int:

@@ -32,11 +32,15 @@ class Tree:
 class Expected:
     """What the log has to make of a journey: so many calls in formats we read, and these sessions, in the order of
     their first calls. `names`: how the names of the client's sessions begin; empty where it names none.
+
+    `spare`: how many calls there may be more, or fewer, where a client was killed: what it repeats is up to how much it
+    had kept by then. It may also go on in a session of its own, so that its trees are those of chance, too.
     """
 
     calls: int
     sessions: tuple[Tree, ...]
     names: str = ""
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)

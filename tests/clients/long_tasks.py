@@ -21,10 +21,8 @@ _TALK = Tree((f"root append*{_CALLS - 1}",))
 # What an agent that can be resumed is put to: the model recalls before a step, and beside one.
 _RECALLING = LongTask(recalls=(27, 52), beside=(40,))
 _GO_ON = "Go on, please."
-# The answer that was under way when the client was killed is in the log, but not in its history, so that it goes on
-# beside it; it sends the call again that the proxy was killed in.
-_KILLED_TREE = f"root append*14 branch append*35 retry append*{_CALLS - 50}"
-_KILLED = Expected(_CALLS + 2, (Tree((_KILLED_TREE,)),))
+# It is killed in its 14th step, and takes up to so many again.
+_KILLED = Expected(_CALLS + 2, (_TALK,), spare=16)
 _TURNS = {"TURNS": f"{_FIRST}\n{_SECOND}"}
 
 
@@ -81,7 +79,7 @@ LONG_TASKS: Mapping[str, Long] = {
         alone=True,
         task=_RECALLING,
         resume=("opencode", "run", "--model", "journeys/scripted", "--auto", "--continue", _GO_ON),
-        killed=Expected(_CALLS + 3, (Tree((_KILLED_TREE, "(root)?")),), names="x-session-id:"),
+        killed=replace(_KILLED, names="x-session-id:"),
     ),
     "claude-code": Long(
         ((*CLAUDE, _FIRST), (*CLAUDE, _SECOND, "--continue")),
@@ -160,6 +158,6 @@ LONG_TASKS: Mapping[str, Long] = {
         task=replace(_RECALLING, thought=""),
         resume=(*COPILOT, _GO_ON, "--continue"),
         # It keeps its conversation behind its calls: what it knows of the newest ones after a kill, chance decides.
-        killed=replace(_KILLED, sessions=(Tree(()),)),
+        killed=_KILLED,
     ),
 }

@@ -79,3 +79,12 @@ def test_a_client_that_names_nothing_must_not_be_named() -> None:
     assert list(check_sessions(Expected(1, (Tree(("root",)),)), log)) == [
         "sessions are named ['codex:2'], expected ..."
     ]
+
+
+def test_what_a_killed_client_repeats_is_left_to_chance_within_its_spare() -> None:
+    lenient = replace(EXPECTED, spare=2)
+    other = replace(MAIN, branches=("root append*4", "branch"))
+    assert list(check_sessions(lenient, Log(7 * (CALL,), (other, AGENT, replace(MAIN, id="s3"))))) == []
+    assert list(check_sessions(lenient, Log(8 * (CALL,), (other,)))) == ["8 calls in formats we read, expected 5"]
+    (fault,) = check_sessions(lenient, Log(5 * (CALL,), 4 * (MAIN,)))
+    assert fault.startswith("4 sessions, expected at most 3")

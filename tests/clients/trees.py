@@ -13,12 +13,16 @@ from tests.clients.logs import Found, Log
 def check_sessions(expected: Expected, log: Log, runs: int = 1) -> Iterator[str]:
     """What is wrong with the sessions of so many runs of the same journey: each has to have its own."""
     calls = sum(1 for row in log.exchanges if row.wire and not row.hidden)
-    if calls != expected.calls * runs:
+    if abs(calls - expected.calls * runs) > expected.spare:
         yield f"{calls} calls in formats we read, expected {expected.calls * runs}"
     if strangers := {found.name for found in log.sessions if not _is_named(expected, found)}:
         yield f"sessions are named {sorted(strangers)}, expected {expected.names}..."
     trees = read_trees(log.sessions)
     count = len(expected.sessions)
+    if expected.spare:
+        if len(trees) > count + 1:
+            yield f"{len(trees)} sessions, expected at most {count + 1}: {_spell(trees)}"
+        return
     wanted = [_move(tree, count * run) for run in range(runs) for tree in expected.sessions]
     if len(trees) != len(wanted):
         yield f"{len(trees)} sessions, expected {len(wanted)}: {_spell(trees)}"

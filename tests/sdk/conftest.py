@@ -1,6 +1,6 @@
 """A provider and sessions for the tests of the SDK."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,14 @@ from tests.support.programs import ChatProvider, run_chat_provider
 Create = Callable[..., Awaitable[Session]]
 
 
-@pytest.fixture(autouse=True, scope="session")
-def worker_on_demand() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def worker_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first job start a worker process, as after a loss: few tests here have one, and a start takes 0.5 s."""
 
     async def wait_for_a_job(worker: WorkerProcess) -> None:
         """Start nothing."""
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkerProcess, "start", wait_for_a_job)
-        yield
+    monkeypatch.setattr(WorkerProcess, "start", wait_for_a_job)
 
 
 @pytest.fixture

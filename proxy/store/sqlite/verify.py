@@ -511,7 +511,7 @@ _ANSWERED = """
     SELECT e.session, e.seq, e.wire, e.opened_ms + o.total_ms, t.n IS NOT NULL, iif(t.tip, t.tip, t.outer), g.seq,
         EXISTS (SELECT 1 FROM decision d WHERE d.exchange = e.seq AND (d.epoch IS NOT NULL OR d.tokens_client > 0))
             OR EXISTS (SELECT 1 FROM round r WHERE r.exchange = e.seq AND r.k = 0 AND r.envelope IS NOT NULL),
-        EXISTS (SELECT 1 FROM decision d WHERE d.exchange = e.seq AND d.reason LIKE 'the model recalled%')
+        EXISTS (SELECT 1 FROM decision d WHERE d.exchange = e.seq AND d.k = o.k AND d.reason LIKE 'the model recalled%')
             AND NOT EXISTS (SELECT 1 FROM recalled r WHERE r.exchange = e.seq),
         iif(g.seq, iif(g.error, NULL, g.answer), o.received), o.headers, iif(g.seq, NULL, o.changes)
     FROM exchange e JOIN outcome a ON a.exchange = e.seq AND a.k = 0 AND a.overhead_ms IS NOT NULL

@@ -297,32 +297,31 @@ class Relay:
         self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
     ) -> Retry | None:
         """Relay a round of an answer in which a model may recall. Return the next round, or None after the last one."""
+        completeness: Completeness = "aborted"
+        problem, kept = "", b""
         try:
-            held = await self._pass_round(exchange, response, rounds, begun)
-        except UpstreamUnreachable as error:
-            exchange.ended_at = self.clock.monotonic()
-            exchange.run_after_send()
-            await self._break_off(exchange, response, rounds, str(error))
-            return None
+            try:
+                held = await self._pass_round(exchange, response, rounds, begun)
+            except UpstreamUnreachable as error:
+                completeness, problem, exchange.ended_at = "truncated", str(error), self.clock.monotonic()
+                exchange.run_after_send()
+                kept = await self.recorder.redact(exchange, response)
         except BaseException:
             kept = await self.recorder.redact_anyway(exchange, response)
-            self.recorder.end_round(exchange, response, "aborted", kept=kept)
+            self.recorder.end_round(exchange, response, completeness, problem, kept)
             raise
+        if completeness == "truncated":
+            self._break_off(exchange, response, rounds, problem, kept)
+            return None
         retry, is_ended = await self._complete(exchange, self._end_round(exchange, response, rounds, held))
         if not (is_ended or exchange.is_left):
             await self._pass_trailers(exchange, response)
         return retry
 
-    async def _break_off(
-        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, problem: str
+    def _break_off(
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, problem: str, kept: bytes
     ) -> None:
         """Record a round that broke off, and break the client's response off."""
-        try:
-            kept = await self.recorder.redact(exchange, response)
-        except BaseException:
-            kept = await self.recorder.redact_anyway(exchange, response)
-            self.recorder.end_round(exchange, response, "truncated", problem, kept)
-            raise
         self.recorder.end_round(exchange, response, "truncated", problem, kept)
         head = response.headers if rounds.decode is None else set_length(rounds.head, None)
         exchange.client.start(response.status, forward_response(head))
@@ -374,7 +373,7 @@ class Relay:
             raise
         exchange.ended_at = ended_at
         if rounds.fault:
-            await self._break_off(exchange, response, rounds, rounds.fault)
+            self._break_off(exchange, response, rounds, rounds.fault, kept)
             return None, True
         if retry is None:
             return None, await self._end_answer(exchange, response, rounds, kept)

@@ -114,11 +114,12 @@ def _find_way(node: nodes.Node) -> Part | None:
     """Return the keys and indexes that lead from the item to a value. What an object has as attributes are none."""
     way = list[str | int]()
     while isinstance(node, nodes.Getattr | nodes.Getitem) and len(way) < _MOST_STEPS:
+        step: object = None
         if isinstance(node, nodes.Getattr):
-            step = "" if hasattr(dict, node.attr) else node.attr
-        else:
-            step = node.arg.value if isinstance(node.arg, nodes.Const) else ""
-        if step == "" or not (type(step) is str or (type(step) is int and step < _MOST_INDEX)):
+            step = node.attr if not hasattr(dict, node.attr) else None
+        elif isinstance(node.arg, nodes.Const):
+            step = node.arg.value
+        if isinstance(step, bool) or not isinstance(step, str | int) or (isinstance(step, int) and step > _MOST_INDEX):
             return None
         way.append(step)
         node = node.node

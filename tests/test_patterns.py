@@ -56,6 +56,7 @@ def list_modules() -> dict[str, Any]:
     return {name: importlib.import_module(name) for name in names if name not in _NOT_IMPORTED}
 
 
+@cache
 def parse(name: str) -> ast.Module:
     return ast.parse(Path(list_modules()[name].__file__).read_text(encoding="utf-8"))
 

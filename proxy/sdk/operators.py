@@ -283,7 +283,8 @@ class AgenticMap(_Operator):
 
 def _read_template(text: str) -> PromptTemplate:
     """Return a template that was checked. Raises ValueError."""
-    return PromptTemplate(text, ItemTemplate(text).render)
+    template = ItemTemplate(text)
+    return PromptTemplate(text, template.render, template.parts)
 
 
 def _read_schema(schema: dict[str, Any] | type[BaseModel]) -> tuple[Mapping[str, Any], Convert | None]:

@@ -39,12 +39,13 @@ class Tasks:
 
 def _check(task: Task) -> TaskOutcome:
     try:
-        _find_template(task.rule).compile()
+        template = _find_template(task.rule)
+        template.compile()
         if task.content:
             _find_schema(task.content)
     except ValueError as error:
         return TaskOutcome(problem=str(error))
-    return TaskOutcome()
+    return TaskOutcome(json.dumps(template.parts).encode())
 
 
 def _render(task: Task) -> TaskOutcome:

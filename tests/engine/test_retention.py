@@ -1,6 +1,7 @@
 """What is erased without being asked: too old, or too much, and never what is in use."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -95,3 +96,13 @@ async def test_without_a_policy_only_what_was_begun_is_finished() -> None:
     eraser = FakeEraser(old=5)
     await make_retention(eraser).run()
     assert (eraser.erased, eraser.overwritten > 0, eraser.removed) == ([], True, 1)
+
+
+async def test_what_was_begun_is_finished_before_the_first_pause() -> None:
+    eraser, done = FakeEraser(), list[tuple[int, int]]()
+
+    async def sleep(seconds: float) -> None:
+        done.append((eraser.removed, eraser.overwritten))
+
+    await replace(make_retention(eraser), sleep=sleep).run()
+    assert done == [(1, 1)]

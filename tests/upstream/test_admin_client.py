@@ -69,7 +69,7 @@ async def test_a_server_is_live_that_says_so() -> None:
 
 
 async def follow(server: ScriptedUpstream, *pieces: bytes, last_id: str = "") -> tuple[int, bytes, list[bytes]]:
-    """What a stream of these bytes comes to; each piece is sent once the one before was taken."""
+    """What a stream of these bytes comes to; each piece is sent once the one before was taken, then it breaks off."""
     taken: list[bytes] = []
     loop, went_on = asyncio.get_running_loop(), asyncio.Event()
 
@@ -84,6 +84,8 @@ async def follow(server: ScriptedUpstream, *pieces: bytes, last_id: str = "") ->
                 await went_on.wait()
             went_on.clear()
             wire.send(piece)
+        await went_on.wait()
+        await wire.close()
 
     server.script = play
     client = AdminClient(f"http://127.0.0.1:{server.port}", "t")

@@ -65,6 +65,17 @@ async def test_an_item_is_the_same_there(sandbox: SandboxProcesses) -> None:
         assert await run.render(plain, item) == str(item)
 
 
+async def test_a_template_of_names_needs_the_process_only_to_be_checked(sandbox: SandboxProcesses) -> None:
+    run = RunSandbox(sandbox, "r")
+    template = await run.check("\ud800{{ item.x }}, {{ item['y'][0] }}", "")
+    await sandbox.restart()
+    assert await run.render(template, {"x": 1, "y": ["a"]}) == "\ud8001, a"
+    assert not sandbox.pids
+    assert await run.render(template, {"x": [1], "y": ["a"]}) == "\ud800[1], a"
+    assert len(sandbox.pids) == 1
+    assert not (await run.check("{{ item | upper }}", "")).parts
+
+
 @pytest.mark.parametrize("item", [Point(3), [Point(3)], date(2026, 1, 1), print, Point])
 async def test_what_has_a_class_of_its_own_is_rendered_here(sandbox: SandboxProcesses, item: Any) -> None:
     run = RunSandbox(sandbox, "r")

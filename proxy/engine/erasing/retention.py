@@ -39,6 +39,7 @@ class Retention:
         """Go on with what was begun, then look now and then, until cancelled."""
         with suppress(ProxyError):  # the log cannot be written; it is tried again with the next erasure
             await self.erasing.eraser.remove_rest()
+            await self.erasing.eraser.overwrite()
         await self.sleep(_FIRST_SECONDS)
         while True:
             try:

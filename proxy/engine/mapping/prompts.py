@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import msgspec
-from jinja2 import StrictUndefined, Template, TemplateError, meta, pass_context
+from jinja2 import StrictUndefined, Template, TemplateError, meta, nodes, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import Draft202012Validator, validator_for
@@ -19,13 +19,14 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from proxy.engine.mapping.sandbox import Unfit, join_errors, name_place
+from proxy.engine.mapping.sandbox import Part, Unfit, join_errors, name_place
 from proxy.wire.json_values import JSON_ERRORS, is_shallow
 
 ITEM = "item"
 """The name by which a template refers to what it is rendered for."""
 
 _LONGEST_ERROR = 300
+_MOST_PARTS, _MOST_STEPS, _MOST_INDEX = 64, 16, 2**32  # of a template that is written without Jinja
 _FENCED = re.compile(r"```[a-zA-Z]*+[^\S\n]*+\n(.*?)(```|\Z)", re.DOTALL)
 # Models that think in the text do so before their answer.
 _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?</\1>", re.DOTALL)
@@ -57,6 +58,7 @@ class ItemTemplate:
             raise ValueError("the prompt template does not use item: write {{ item }} where it is to stand")
         if others := sorted(names - {ITEM}):
             raise ValueError(f"the prompt template uses {_join_names(others)}, but there is only item")
+        self.parts = tuple(_list_parts(tree))
 
     def compile(self) -> Template:
         """Return the compiled template. What it has of constants is evaluated here. Raises ValueError."""
@@ -94,6 +96,34 @@ def _make_checking() -> ImmutableSandboxedEnvironment:
 @pass_context
 def _refuse(*_: object) -> NoReturn:
     raise AssertionError("a template that is only checked is not rendered")
+
+
+def _list_parts(tree: nodes.Template) -> list[Part]:
+    """Return the parts of a template that does nothing but to name values of the item; nothing for any other."""
+    parts = list[Part]()
+    for output in tree.body:
+        for node in output.nodes if isinstance(output, nodes.Output) else (output,):
+            part = node.data if isinstance(node, nodes.TemplateData) else _find_way(node)
+            if part is None or len(parts) == _MOST_PARTS:
+                return []
+            parts.append(part)
+    return parts
+
+
+def _find_way(node: nodes.Node) -> Part | None:
+    """Return the keys and indexes that lead from the item to a value. What an object has as attributes are none."""
+    way = list[str | int]()
+    while isinstance(node, nodes.Getattr | nodes.Getitem) and len(way) < _MOST_STEPS:
+        step: object = None
+        if isinstance(node, nodes.Getattr):
+            step = node.attr if not hasattr(dict, node.attr) else None
+        elif isinstance(node.arg, nodes.Const):
+            step = node.arg.value
+        if isinstance(step, bool) or not isinstance(step, str | int) or (isinstance(step, int) and step > _MOST_INDEX):
+            return None
+        way.append(step)
+        node = node.node
+    return way[::-1] if isinstance(node, nodes.Name) and node.name == ITEM else None
 
 
 def _join_names(names: list[str]) -> str:

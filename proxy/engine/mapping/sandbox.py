@@ -5,15 +5,21 @@ memory there is. Nothing here evaluates them: it says what is to be done, and by
 """
 
 import io
+import json
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import msgspec
 
 Kind = Literal["check", "render", "read"]
+Part = str | Sequence[str | int]
+"""A text, or the keys and indexes that lead from the item to what stands there."""
 
+_MOST_HERE = 65_536  # characters, and
+_MOST_BITS = 10_000  # bits of a number, that are written in this process
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _MOST_ERRORS = 5
 _LONGEST_ERROR = 300
 _UTF8: tuple[str, str] = ("utf-8", "surrogatepass")  # a prompt is sent as JSON, which can have lone surrogates
@@ -30,9 +36,9 @@ class Limits(msgspec.Struct, frozen=True):
 class Task(msgspec.Struct, frozen=True, array_like=True):
     """One thing to do.
 
-    `check`: whether the template `rule` and the schema `content`, if there is one, can be. `render`: the template
-    `rule` for the packed item `content`. `read`: the value that the answer `content` says, if it fits the schema
-    `rule`; without a rule any value does. Schemas are JSON.
+    `check`: whether the template `rule` and the schema `content`, if there is one, can be; it comes to the template's
+    parts. `render`: the template `rule` for the packed item `content`. `read`: the value that the answer `content`
+    says, if it fits the schema `rule`; without a rule any value does. Schemas are JSON.
     """
 
     kind: Kind
@@ -81,10 +87,14 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A template. `render_here` renders it in this process, for items that are objects of the program's own."""
+    """A template. `render_here` renders it in this process, for items that are objects of the program's own.
+
+    `parts` are what it is made of if it does nothing but to name values of the item, else empty.
+    """
 
     text: str
     render_here: Callable[[object], str] | None = None
+    parts: Sequence[Part] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +104,20 @@ class RunSandbox:
     sandbox: Sandbox
     run: str
 
-    async def check(self, template: str, schema: str) -> None:
-        """Raise TaskFailed for a template or a schema that cannot be."""
+    async def check(self, template: str, schema: str) -> PromptTemplate:
+        """Return a template. Raise TaskFailed if it, or the schema, cannot be."""
         outcome = await self.sandbox.do(self.run, Task("check", template.encode(*_UTF8), schema.encode(*_UTF8)))
         if outcome.problem:
             raise TaskFailed(outcome.problem)
+        return PromptTemplate(template, parts=json.loads(outcome.content))
 
     async def render(self, template: PromptTemplate, item: object) -> str:
         """Return the prompt for an item. What is an object of the program's own is rendered in the program's process.
 
         May raise anything then.
         """
+        if template.parts and (prompt := substitute(template.parts, item)) is not None:
+            return prompt
         try:
             packed = pack_item(item)
         except pickle.PicklingError:
@@ -120,6 +133,30 @@ class RunSandbox:
         if outcome.problem:
             raise Unfit(outcome.problem)
         return msgspec.json.decode(outcome.content)
+
+
+def substitute(parts: Iterable[Part], item: object) -> str | None:
+    """Return the text of parts, with scalars of plain data as Jinja writes them; None if Jinja is to write it."""
+    texts, room = list[str](), _MOST_HERE
+    for part in parts:
+        text = part if isinstance(part, str) else _write_value(part, item)
+        if text is None or (room := room - len(text)) < 0:
+            return None
+        texts.append(text)
+    return "".join(texts)
+
+
+def _write_value(way: Sequence[str | int], value: Any) -> str | None:
+    for step in way:
+        if not (step in value if type(value) is dict else type(value) is list and type(step) is int):
+            return None
+        try:
+            value = value[step]
+        except IndexError:
+            return None
+    if type(value) is int and value.bit_length() > _MOST_BITS:
+        return None
+    return str(value) if type(value) in _SCALARS else None
 
 
 def pack_item(item: object) -> bytes:

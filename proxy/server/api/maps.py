@@ -17,7 +17,7 @@ from starlette.routing import Route
 from proxy.engine.mapping.agentic_map import AGENT_PROMPT, AgenticMapOrder, AgentMapper
 from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.running import MapRun, MapTotals, OperatorEngine
-from proxy.engine.mapping.sandbox import PromptTemplate, TaskFailed
+from proxy.engine.mapping.sandbox import TaskFailed
 from proxy.engine.reports.sessions import write_json
 from proxy.engine.turns.conversation import MOST_TURNS
 from proxy.model.errors import BadRequest, ProxyError
@@ -100,12 +100,12 @@ class MapsApi:
 async def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Results]:
     """Check an order. Return its run and the results to come. Raises ValueError, TaskFailed and WorkerLost."""
     run = engine.begin(body.operator, body.model, body.concurrency)
-    template, schema = PromptTemplate(body.prompt_template), body.output_schema
+    schema = body.output_schema
     if body.operator == "agentic_map":
         if schema is not None:
             raise ValueError("output_schema is for llm_map; an agent's result is its last text")
         agents = AgenticMapOrder(
-            template=template,
+            template=await run.sandbox.check(body.prompt_template, ""),
             model=body.model,
             agent=body.agent,
             parent=body.parent_session_id,
@@ -113,7 +113,6 @@ async def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Result
             max_retries=body.max_retries,
             system_prompt=AGENT_PROMPT if body.system_prompt is None else body.system_prompt,
         )
-        await run.sandbox.check(template.text, "")
         return run, AgentMapper(agents, run, engine).results(body.inputs)
     if schema is None:
         raise ValueError("llm_map needs an output_schema")
@@ -122,7 +121,7 @@ async def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Result
     if not is_shallow(schema):
         raise ValueError("output_schema is nested too deeply")
     order = LlmMapOrder(
-        template=template,
+        template=await run.sandbox.check(body.prompt_template, json.dumps(schema)),
         schema=schema,
         model=body.model,
         max_retries=body.max_retries,
@@ -130,7 +129,6 @@ async def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Result
         temperature=body.temperature,
         timeout=body.timeout,
     )
-    await run.sandbox.check(template.text, json.dumps(schema))
     return run, LlmMapper(order, run, engine).results(body.inputs)
 
 

@@ -5,11 +5,13 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from jinja2.exceptions import SecurityError
 
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema, find_json
-from proxy.engine.mapping.sandbox import Unfit
+from proxy.engine.mapping.sandbox import Unfit, substitute
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -56,6 +58,68 @@ def test_a_template_is_rendered_for_an_item(text: str, item: object, prompt: str
 def test_a_template_that_cannot_work_is_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ItemTemplate(text)
+
+
+KEYS = st.sampled_from(["a", "b", "items", "__class__", "", "0"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800") | st.just(2**10_000)
+ITEMS = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.integers(0, 2), inner, max_size=4),
+    max_leaves=8,
+)
+STEPS = st.sampled_from(
+    [".a", ".b", ".items", "['a']", "['items']", "['__class__']", ".__class__", "['']", "[0]", "[1]"]
+)
+WAYS = st.lists(STEPS | st.sampled_from([".0", "[-1]", "[true]", "[1.0]", "[:1]", "['a' ~ '']"]), max_size=3)
+TEXTS = st.sampled_from(
+    ["", " a\n", "\r\n", "<&>'", "{# no #}", "{% raw %}{{ item }}{% endraw %}", "{{ 1 }}", "\u00e9"]
+)
+TEMPLATES = st.lists(st.tuples(TEXTS, WAYS), min_size=1, max_size=3)
+
+
+@given(ITEMS, TEMPLATES)
+@example({"a": "x"}, [("", [".a"])])
+@example({"items": 1}, [("", [".items"])])
+@example("x" * 70_000, [("", [])])
+def test_what_is_substituted_is_what_jinja_renders(item: object, pieces: list[tuple[str, list[str]]]) -> None:
+    template = ItemTemplate("".join(f"{text}{{{{ item{''.join(way)} }}}}" for text, way in pieces))
+    prompt = substitute(template.parts, item) if template.parts else None
+    assert prompt is None or prompt == template.render(item)
+
+
+@pytest.mark.parametrize(
+    ("text", "item", "prompt"),
+    [
+        ("Sum up: {{ item }}\n", "x", "Sum up: x\n"),
+        ("{{ item.a }}, {{ item['b'][1] }}{# no #}", {"a": None, "b": [1, 2.5]}, "None, 2.5"),
+        ("{{ item.a.b }}{% raw %}{{ item }}{% endraw %}", {"a": {"b": True}}, "True{{ item }}"),
+        ("{{ item.a }}", {"b": 1}, None),
+        ("{{ item[1] }}", [1], None),
+        ("{{ item[0] }}", "x", None),
+        ("{{ item }}", {"a": 1}, None),
+        ("{{ item }}", 2**10_000, None),
+        ("{{ item }}", "x" * 70_000, None),
+    ],
+)
+def test_scalars_of_plain_data_are_substituted(text: str, item: object, prompt: str | None) -> None:
+    assert substitute(ItemTemplate(text).parts, item) == prompt
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ item | upper }}",
+        "{{ item.get('a') }}",
+        "{{ item.items }}",
+        "{{ item[9999999999] }}",
+        "{% if item %}{{ item }}{% endif %}",
+        "{% for each in item %}{{ each }}{% endfor %}",
+        "{{ item }}" * 65,
+        "{{ item" + ".a" * 17 + " }}",
+    ],
+)
+def test_anything_but_names_of_values_is_for_jinja(text: str) -> None:
+    assert ItemTemplate(text).parts == ()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from proxy.config import load_settings
+from proxy.config import ConfigError, load_settings
 from proxy.config.reference import name_keys
 from proxy.model.events import CacheUsed, ExchangeRecorded, RungFailed
 from proxy.model.log import ArchiveHealth
@@ -219,14 +219,14 @@ def test_kubernetes_accepts_the_sidecar() -> None:
     for document in documents:
         kubernetes_validate.validate(document, "1.29", strict=True)
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
-    secret, settings, _, deployment = documents
+    settings, _, deployment = documents
     pod = deployment["spec"]["template"]["spec"]
     (sidecar,) = pod["initContainers"]
     assert sidecar["restartPolicy"] == "Always", "else the agent would wait for its end"
     assert {mount["name"] for mount in sidecar["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert sidecar["args"][:1] == ["serve"]
     assert pod["terminationGracePeriodSeconds"] > load_settings(None, {}).server.drain_seconds
-    assert secret["stringData"].keys() == {"admin-token"}
+    assert {each["kind"] for each in documents} == {"ConfigMap", "PersistentVolumeClaim", "Deployment"}, "no secret"
     assert (pod["securityContext"]["runAsUser"], deployment["spec"]["replicas"]) == (10001, 1)
     broken = {**deployment, "spec": {**deployment["spec"], "replicas": "one"}}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -235,10 +235,13 @@ def test_kubernetes_accepts_the_sidecar() -> None:
 
 
 def test_the_settings_of_the_sidecar_are_settings(tmp_path: Path) -> None:
-    _, settings, *_ = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    settings, *_ = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
     (tmp_path / "admin-token").write_text("token")
     text = settings["data"]["config.yaml"].replace("/run/palimpsest/", f"{tmp_path}/")
     (tmp_path / "config.yaml").write_text(text)
     loaded = load_settings(tmp_path / "config.yaml", {})
     assert (loaded.log.format, loaded.server_policy().admin_token) == ("json", "token")
     loaded.check_network("0.0.0.0")
+    (tmp_path / "admin-token").write_text("change-me")
+    with pytest.raises(ConfigError, match="admin_token is the placeholder of an example"):
+        load_settings(tmp_path / "config.yaml", {})

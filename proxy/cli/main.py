@@ -5,8 +5,10 @@ fault was found, or the command failed; 2 a wrong option or setting.
 """
 
 import gc
+import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -100,6 +102,9 @@ def build() -> typer.Typer:
 
 def run(services: "Services", arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name, those of the process by default. Always raises SystemExit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a code page without a character of a client's: it is replaced
+            stream.reconfigure(errors="replace")
     try:
         get_command(build())(args=arguments, prog_name=NAME, obj=services)
     except ProxyError as error:

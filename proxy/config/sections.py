@@ -42,6 +42,11 @@ _STORE = StorePolicy(Path())
 _PROVIDER = Provider()
 _UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
 _ANY = re.compile(r"[*?\[]")
+# What examples have in the place of a secret, and people forget to replace.
+_PLACEHOLDER = re.compile(
+    r"(?i)change[-_ ]?(me|this|it)|replace[-_ ]?(me|this)"
+    r"|(your|my)[-_ ](admin[-_ ]|metrics[-_ ])?(token|secret|password)|placeholder|example|<[^>]{0,40}>|x{3,}|\*{3,}|todo"
+)
 
 
 def _refuse_both(given: SecretStr, from_file: SecretStr, name: str) -> None:
@@ -143,6 +148,13 @@ class ServerSettings(Section):
     def _check_secret(self) -> Self:
         _refuse_both(self.admin_token, self.admin_token_file, "admin_token")
         _refuse_both(self.metrics_token, self.metrics_token_file, "metrics_token")
+        for name in ("admin_token", "metrics_token"):
+            if _PLACEHOLDER.fullmatch(reveal(getattr(self, name), getattr(self, f"{name}_file"))):
+                raise PydanticCustomError(
+                    "secret",
+                    "{name} is the placeholder of an example; choose a secret that nobody knows",
+                    {"name": name},
+                )
         return self
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from proxy.retrieval.dates import convert_to_day, cut_dates, list_span_terms, list_spans
+from proxy.retrieval.phrases import find_quoted
 from proxy.retrieval.terms import Token, list_tokens, name_speaker, parse_token
 
 _MOST_CLUES, _MOST_CONTEXT = 64, 40
@@ -14,6 +15,7 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much clues count, in multiples of a word of the query.
 
     `whole`: the exact form of an identifier, `conjunction`: all its pieces in one passage, `piece`: each of them.
+    `phrase`: all words of a phrase in quotes in one passage.
     `short_number`: a number of one or two digits, which stands everywhere.
     `dated`: the words that write out a date, whose day counts as `time`. `speaker`: that somebody named is the one who
     speaks.
@@ -23,6 +25,7 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     whole: float = 1.0
     conjunction: float = 0.5
+    phrase: float = 3.0
     piece: float = 0.5
     context_piece: float = 0.5
     context_word: float = 0.25
@@ -62,6 +65,8 @@ def make_question(text: str, *, context: str = "", now_ms: int = 0, weights: Que
     wholes: dict[str, None] = {}
     words: dict[str, int] = {}
     names: set[str] = set()
+    for clue in _list_quoted(text, weigh):
+        _add(clues, clue)
     dated = set(list_tokens(cut_dates(text[:_LONGEST])))
     for each in list_tokens(text[:_LONGEST]):
         token = parse_token(each)
@@ -89,6 +94,14 @@ def make_question(text: str, *, context: str = "", now_ms: int = 0, weights: Que
     return Question(
         tuple(clues.values())[:_MOST_CLUES], beside, tuple((b, w) for w, b in words.items()), tuple(wholes), len(bits)
     )
+
+
+def _list_quoted(text: str, weigh: QueryWeights) -> list[Clue]:
+    found = [
+        tuple({piece: None for each in list_tokens(quoted) for piece in parse_token(each).pieces})
+        for quoted in find_quoted(text)
+    ]
+    return [Clue(terms, weigh.phrase, needs_all=True) for terms in found if len(terms) > 1]
 
 
 def _add(clues: dict[tuple[str, ...], Clue], clue: Clue) -> None:

@@ -123,7 +123,7 @@ class _Search:
             self._add_lane(scores, masks, lane, clues, weight)
         self._add_alike(scores, numbers, alike)
         final = self._look_around(scores, masks, is_agent)
-        ordered = sorted(final, key=lambda entry: (-final[entry], -entry))
+        ordered = sorted(final, key=lambda entry: (-final[entry], get_kind(entry) not in SAID, -entry))
         chosen: list[int] = []
         for start in range(0, len(ordered), _CHUNK):
             chosen += self._postings.select(ordered[start : start + _CHUNK])

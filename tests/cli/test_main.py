@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,16 @@ def test_the_log_is_closed_even_when_the_question_fails() -> None:
     log = FakeLog()
     assert call(log, "show", "x") == 1
     assert log.is_closed
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_character_that_the_output_cannot_show_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = TextIOWrapper(BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, stream, written)
+    call(FakeLog(), "show", "\u6f22\ud83d")
+    written.write("\u25cf")
+    written.seek(0)
+    assert written.read().endswith("?")
 
 
 @pytest.mark.parametrize(

@@ -233,3 +233,13 @@ def test_a_webhook_that_cannot_be_is_refused(given: dict[str, object], says: str
     webhook = {"url": "https://hooks.example/", **given}
     with pytest.raises(ConfigError, match=re.escape(says)):
         Settings(events={"webhooks": [webhook]})
+
+
+@pytest.mark.parametrize(
+    "token", ["change-me", "CHANGEME", "your-admin-token", "<token>", "placeholder", "xxxx", "***"]
+)
+@pytest.mark.parametrize("name", ["admin_token", "metrics_token"])
+def test_the_placeholder_of_an_example_is_no_secret(name: str, token: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is the placeholder of an example"):
+        Settings(server={name: token})
+    Settings(server={name: f"{token}-7f3a"})

@@ -14,6 +14,7 @@ from proxy.engine.ports import Embed
 from proxy.model.errors import StoreUnavailable
 from proxy.model.search import Hit, IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
 from proxy.retrieval.passages import cut_text
+from proxy.retrieval.phrases import Phrases, drop_copies, find_phrases, put_phrases_first
 from proxy.retrieval.postings import Scored, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
@@ -162,7 +163,7 @@ class SearchIndex:
             )
         finally:
             connection.set_progress_handler(None, 0)
-        hits = _fill(connection, query, ranking)
+        hits = _fill(connection, query, ranking, is_over)
         return SearchAnswer(hits=tuple(hits), is_complete=ranking.is_complete, behind=behind)
 
 
@@ -178,14 +179,22 @@ def _find_alike(
 
 def _count_candidates(query: SearchQuery) -> int:
     """Return how many entries are ranked: more than are shown, since one that repeats others is left out."""
-    return _MOST_FILLED if query.tokens is not None or query.senders else min(_MOST_FILLED, 2 * query.limit + 10)
+    if query.tokens is not None or query.senders or find_phrases(query.text) != Phrases():
+        return _MOST_FILLED
+    return min(_MOST_FILLED, 2 * query.limit + 10)
 
 
-def _fill(connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking) -> list[Hit]:
+def _fill(
+    connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking, is_over: Callable[[], bool]
+) -> list[Hit]:
     """Return the entries with their best lines, up to a number of tokens if it is given, else of entries."""
     entries: dict[int, _Entry] = {}
     tokens = query.tokens if query.tokens is not None else _TOKENS_OF_HIT * query.limit
     found = _load_texts(connection, query, ranking, entries)
+    if (phrases := find_phrases(query.text)) != Phrases():
+        found = put_phrases_first(found, phrases, is_over)
+    if query.tokens is None:
+        found = drop_copies(found)
     snippets = fill(found, ranking.weights, tokens=tokens, seen=query.seen)
     if query.tokens is None:
         snippets = snippets[: query.limit]

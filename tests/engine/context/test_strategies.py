@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.context.tool_offers import TOOL_TOKENS
 from proxy.engine.policy import EnginePolicy
-from proxy.model.epoch import STRATEGIES, name_view, read_view
+from proxy.engine.request import ManagedRequest
+from proxy.model.epoch import STRATEGIES, Epoch, name_view, read_view
 from tests.support.managing import Message
 from tests.support.talking import Talk
 
@@ -128,3 +130,23 @@ def test_the_first_pattern_of_a_model_that_matches_counts(model: str, strategy: 
 def test_a_view_names_model_and_strategy(model: str) -> None:
     for strategy in STRATEGIES:
         assert read_view(name_view(model, strategy)) == (model, strategy)
+
+
+async def _find_nothing(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
+    return "Nothing was found."
+
+
+async def test_a_context_is_cut_once_what_leaves_has_more_tokens_than_the_tool_that_comes() -> None:
+    talk = Talk(ceiling=None, run=_find_nothing)
+    client = Client(talk, TURNS)
+    sizes = []
+    for number in range(12):
+        client.history.append({"role": "user", "content": f"Do task {number}."})
+        sent = await client.ask()
+        sizes.append((len(sent), len(client.history)))
+        client.history.append({"role": "assistant", "content": f"Task {number} is done: " + "word " * 30})
+    cut = [number for number, (sent, own) in enumerate(sizes) if sent < own]
+    assert cut == list(range(cut[0], 12))
+    words = sum(len(str(each["content"]).split()) for each in client.history[1 : 2 * cut[0] - 1])
+    assert TOOL_TOKENS / 2 < words < TOOL_TOKENS, "a word is a token or more"
+    await talk.close()

@@ -365,3 +365,47 @@ async def test_what_somebody_said_is_found_up_to_a_time(log: LogBuilder, indexer
     found = await search_log(reader, index, wanted._replace(until="1h"), OPENED_MS + 2 * 3_600_000)
     assert {hit.snippet for hit in found.hits} == {"Zebra one."}
     await reader.close()
+
+
+async def test_a_phrase_comes_before_texts_that_have_its_words_more_often(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    sentence = "Please keep the old handler name in every module."
+    history: list[dict[str, Any]] = [say(sentence)]
+    for n in range(60):
+        answer = ask_tool("bash", {"command": f"cat module{n}.py"}, f"call_{n}", "")
+        log.call(history, answer)
+        lines = [f"module {n} handler {n}", "keep name old", "every old name", "handler handler name module"]
+        history = [*history, read_message(answer), return_output("\n".join(lines), f"call_{n}")]
+    log.call(history)
+    index_all(indexer)
+    for query in (f'"{sentence}"', sentence, '"keep the old handler name"', 'module "OLD handler name"'):
+        found = await index.search(SearchQuery(text=query))
+        assert found.hits[0].snippet.strip() == sentence, query
+
+
+async def test_what_was_said_comes_before_an_output_with_the_same_phrase(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    answer = ask_tool("bash", {"command": "grep zebra"}, "call_1", "")
+    log.call([say("the striped zebra")], answer)
+    log.call([say("the striped zebra"), read_message(answer), return_output("zoo.py: a striped zebra, striped zebra")])
+    log.call([say("something else")], reply("a striped zebra of mine"))
+    index_all(indexer)
+    found = await index.search(SearchQuery(text='"striped zebra"'))
+    assert [hit.role for hit in found.hits if "striped" in hit.snippet][-1] == "tool"
+
+
+async def test_a_file_that_was_read_again_is_found_once(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:
+    lines = [f"line {n} of the settings: option_{n} = zebra" for n in range(40)]
+    history: list[dict[str, Any]] = [say("Read it.")]
+    for n, text in enumerate((lines, [*lines[:39], "changed"], lines[5:20])):
+        answer = ask_tool("read", {"path": "settings.py", "offset": n}, f"call_{n}", "")
+        log.call(history, answer)
+        history = [*history, read_message(answer), return_output("\n".join(text), f"call_{n}")]
+    log.call(history)
+    index_all(indexer)
+    outputs = [hit for hit in (await index.search(SearchQuery(text="zebra"))).hits if hit.kind == "output"]
+    assert len(outputs) == 1
+    filled = await index.search(SearchQuery(text="changed", tokens=2_000))
+    assert any("changed" in hit.snippet for hit in filled.hits), "who fills a prompt is told each line once"

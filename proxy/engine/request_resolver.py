@@ -46,10 +46,11 @@ from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, S
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.model.shared_list import extend_shared
-from proxy.wire.body import SplitBody, append_item, remove_member, split_body
+from proxy.wire.body import SplitBody, append_item, remove_member, replace_member, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import read_encoding, redact_target, select_stored
 from proxy.wire.identity import Item
+from proxy.wire.json_values import encode_text
 
 # A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
@@ -269,6 +270,10 @@ class RequestResolver:
         session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         session = session if program is None else program.session
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
+        last = await self._find_last(session, previous, until) if previous else ""
+        previous, own = last or previous, split
+        if last:
+            own = replace_member(split, form.previous_key, encode_text(last))
         root = await self._find_root(form, session, previous, until)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
         query = replace(
@@ -298,21 +303,31 @@ class RequestResolver:
             strategy=options.strategy or self._policy.find_strategy(model),
             step=None if place is None else place.step,
             unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
+            redirected=own.content if last else b"",
         )
         if place is not None and split.items:
             clearing = read_clearing(form, split, route, options.mode)
             resolved = _make_managed(
-                resolved, form, query, place, split=split, chain=chain, holding=holding, clearing=clearing
+                resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
             )
             resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
+
+    async def _find_last(self, session: SessionKey, previous: str, until: float) -> str:
+        """Return the response to continue in place of a hidden one that a client has named; empty if it is none."""
+        await self._read_unread(session)
+        return await self._lineage.find_last(session, previous, until)
+
+    async def _read_unread(self, session: SessionKey) -> None:
+        """Read the tenant's answers that were not read yet: a request may refer by id to any of them."""
+        for exchange in self._lineage.list_unread_of(session.tenant):
+            await self._reader.read_now(exchange)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Return the root of a request's chain: the stored response that it continues, or the upstream's root."""
         root = compute_chain_root(session.upstream)
         if form.previous_key:
-            for exchange in self._lineage.list_unread_of(session.tenant):
-                await self._reader.read_now(exchange)  # a request may refer by id to any of them
+            await self._read_unread(session)
         return await self._lineage.find_response(session, previous, until) or root if previous else root
 
     async def _read_chain(

@@ -151,7 +151,8 @@ def test_the_sdks_read_what_is_stitched_and_are_told_what_fails(tmp_path: Path, 
 
 def test_a_stored_answer_is_continued_by_whichever_of_its_ids_the_client_has_kept(tmp_path: Path) -> None:
     provider = ScriptedProvider(RESPONSES)
-    hidden, given = [Text("So. "), Call(QUERY)], {"model": "m", "stream": True}
+    hidden: list[Part] = [Text("So. "), Call(QUERY)]
+    given = {"model": "m", "stream": True}
     with run_application(provider.app) as port:
         upstream = f"http://127.0.0.1:{port}/v1"
         with run_proxy(tmp_path, upstream) as proxy:

@@ -269,11 +269,7 @@ class RequestResolver:
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)
         session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         session = session if program is None else program.session
-        previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
-        last = await self._find_last(session, previous, until) if previous else ""
-        previous, own = last or previous, split
-        if last:
-            own = replace_member(split, form.previous_key, encode_text(last))
+        previous, own = await self._redirect(form, session, split, until)
         root = await self._find_root(form, session, previous, until)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
         query = replace(
@@ -303,7 +299,7 @@ class RequestResolver:
             strategy=options.strategy or self._policy.find_strategy(model),
             step=None if place is None else place.step,
             unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
-            redirected=own.content if last else b"",
+            redirected=own.content if own is not split else b"",
         )
         if place is not None and split.items:
             clearing = read_clearing(form, split, route, options.mode)
@@ -313,10 +309,16 @@ class RequestResolver:
             resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
-    async def _find_last(self, session: SessionKey, previous: str, until: float) -> str:
-        """Return the response to continue in place of a hidden one that a client has named; empty if it is none."""
+    async def _redirect(
+        self, form: Format, session: SessionKey, split: SplitBody, until: float
+    ) -> tuple[str, SplitBody]:
+        """Return the response that a body continues, and the body with that in place of a hidden one."""
+        previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
+        if not previous:
+            return "", split
         await self._read_unread(session)
-        return await self._lineage.find_last(session, previous, until)
+        last = await self._lineage.find_last(session, previous, until)
+        return (last, replace_member(split, form.previous_key, encode_text(last))) if last else (previous, split)
 
     async def _read_unread(self, session: SessionKey) -> None:
         """Read the tenant's answers that were not read yet: a request may refer by id to any of them."""

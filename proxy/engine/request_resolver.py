@@ -258,12 +258,11 @@ class RequestResolver:
         held: HeldExchange | None,
     ) -> tuple[ResolvedRequest, BuildManifest] | None:
         """Resolve a body that can be read message by message, else return None."""
-        content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
-        named = self._naming.read(request.headers)
+        until, named = self._clock.monotonic() + self._policy.hard_wait_seconds, self._naming.read(request.headers)
         key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
         self.forget_lost()
-        remembered = _Remembered(*self._histories.find(key, content), self._histories.losses)
-        if (split := split_known(content, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
+        remembered = _Remembered(*self._histories.find(key, request.body), self._histories.losses)
+        if (split := split_known(request.body, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
             return None
         model, program = parse_json_string(split.member("model")), options.program
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)

@@ -142,6 +142,8 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
     def lower(self, lifted: int) -> "Budget":
         """Return this budget for a request that counts as so many tokens less."""
+        if lifted == self.lifted == 0:
+            return self
         window, most = (None if size is None else size - lifted for size in (self.window, self.most))
         usable = self.usable + self.lifted - lifted
         return Budget(window, self.output, usable, max(0, self.soft - lifted), self._low_fraction, most)
@@ -325,7 +327,7 @@ def cut_stretches(text: str) -> Iterator[str]:
     bound of `bound_tokens` holds; measured, they differ by at most two tokens a cut or 2 % of the run.
     """
     start = at = 0
-    runs = [run for kind in _KINDS for run in _find_long_runs(text, *kind)]
+    runs = [run for kind in _KINDS for run in _find_long_runs(text, *kind)] if len(text) >= LONGEST_RUN else []
     for begin, until in sorted(runs, key=itemgetter(0)):  # of those that begin together the first kind is first
         first = max(begin, at)  # a character of two kinds belongs to the run that has begun
         if until - first < LONGEST_RUN:

@@ -366,7 +366,7 @@ class _CutText(msgspec.Struct, frozen=True, gc=False):
 
 def _render_block(path: str, block: str, parts: Sequence[Reference], tokens: int, parse: OutlineParser | None) -> str:
     """Render a pasted file as a file block with its outline (M12)."""
-    content = _WRAPPING.sub("", block)
+    content = _unwrap(block)
     seen = outline(content, path, parse)
     structure = seen.structure if seen.shows == "structure" else ()
     digest = sha256(content.encode("utf-8", "surrogatepass")).digest()
@@ -410,7 +410,8 @@ def _remove_pasted(
 
 
 _LEAST_BLOCK = 400
-_WRAPPING = re.compile(r"\A(?:[`~]{3}.*|[ \t]*<[^>\n]*>)\n|\n(?:[`~]{3,}+|</[^>\n]*>)[ \t]*+\Z")
+_OPENING_LINE = re.compile(r"(?:[`~]{3}.*|[ \t]*<[^>\n]*>)\n")
+_CLOSING_LINE = re.compile(r"\n(?:[`~]{3,}+|</[^>\n]*>)[ \t]*+")
 # Tokens of the notes for a block, and the fewest that a block keeps if any of it stays.
 _BLOCK_NOTE, _LEAST_EXCERPT = 24, 40
 # The most tokens of a block's outline, as a share of its tokens.
@@ -457,7 +458,15 @@ def _cut_block(block: str, path: str, tokens: int, most: int, *, count: Count, p
     note = f"{block.count(chr(10)) + 1:,} lines that the user pasted, {tokens:,} tokens"
     if not most:
         return f"[… {note}, left out …]"
-    seen = outline(_WRAPPING.sub("", block), path, parse)
+    seen = outline(_unwrap(block), path, parse)
     structure = "\n".join(f"  {line}" for line in seen.structure) if seen.shows == "structure" else ""
     listed = f"; it contains:\n{structure}\n" if structure and count(structure) <= _OUTLINE_SHARE * most else " "
     return cut_to_ends(block, most, count, f"[… the middle of {note}, is left out{listed}…]")
+
+
+def _unwrap(block: str) -> str:
+    """Return a block without the lines of marks around it. Only its ends are read."""
+    opening = _OPENING_LINE.match(block)
+    start = opening.end() if opening else 0
+    end = block.rfind("\n", start)
+    return block[start:end] if end >= 0 and _CLOSING_LINE.fullmatch(block, end) else block[start:]

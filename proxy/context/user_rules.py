@@ -31,6 +31,8 @@ _MACHINE_LINE = re.compile(
 )
 _SYMBOLS = re.compile(r"[^\w\s.,;]|\d")
 _MAX_SYMBOLS_SHARE = 0.25
+# Characters of a line that are judged: a program writes lines of megabytes, and they go on as they begin.
+_JUDGED = 4_096
 
 
 def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
@@ -96,10 +98,10 @@ def _list_machine_runs(text: str, start: int, stop: int) -> Iterator[tuple[int, 
 
 
 def _is_machine_line(line: str) -> bool:
-    bare = line.strip()
+    bare = line.strip()[:_JUDGED]
     if not bare:
         return False
-    return bool(_MACHINE_LINE.match(line)) or len(_SYMBOLS.findall(bare)) > _MAX_SYMBOLS_SHARE * len(bare)
+    return bool(_MACHINE_LINE.match(line[:_JUDGED])) or len(_SYMBOLS.findall(bare)) > _MAX_SYMBOLS_SHARE * len(bare)
 
 
 _LEAST_PASTED = 400

@@ -292,8 +292,9 @@ class ExchangeService:
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
-        if isinstance(request, ManagedRequest) and (
-            outgoing.body != request.split.content or request.clearing is not None or request.is_nudged
+        if request.redirected or (
+            isinstance(request, ManagedRequest)
+            and (outgoing.body != request.split.content or request.clearing is not None or request.is_nudged)
         ):
             manifest = self._controller.build_manifest(request, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]

@@ -280,7 +280,7 @@ class Relay:
     async def _read_beginning(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
         """Read the first bytes of the response to a request for a stream, if its head does not say that it is one."""
         headers = response.headers
-        if not exchange.is_urgent or response.status not in SUCCESS or is_encoded(headers) or is_event_stream(headers):
+        if not exchange.is_urgent or response.status not in SUCCESS or is_event_stream(headers) or is_encoded(headers):
             return
         try:
             while not response.is_ended and is_too_short(exchange.beginning):

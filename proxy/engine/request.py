@@ -34,6 +34,7 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
     is_pinning: bool = False  # it asks to pin its newest message
     is_stream: bool = False  # it asks for a streamed response
     unread: str = ""  # why it is sent as it came, whatever was asked for; empty if it was read message by message
+    redirected: bytes = b""  # its body with the response to continue in place of a hidden one, if it has named that
     strategy: Strategy = "epochs"
     step: Step | None = None  # its place in the session, if known
 

@@ -46,10 +46,11 @@ from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, S
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.model.shared_list import extend_shared
-from proxy.wire.body import SplitBody, append_item, remove_member, split_body
+from proxy.wire.body import SplitBody, append_item, remove_member, replace_member, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import read_encoding, redact_target, select_stored
 from proxy.wire.identity import Item
+from proxy.wire.json_values import encode_text
 
 # A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
@@ -257,18 +258,17 @@ class RequestResolver:
         held: HeldExchange | None,
     ) -> tuple[ResolvedRequest, BuildManifest] | None:
         """Resolve a body that can be read message by message, else return None."""
-        content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
-        named = self._naming.read(request.headers)
+        until, named = self._clock.monotonic() + self._policy.hard_wait_seconds, self._naming.read(request.headers)
         key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
         self.forget_lost()
-        remembered = _Remembered(*self._histories.find(key, content), self._histories.losses)
-        if (split := split_known(content, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
+        remembered = _Remembered(*self._histories.find(key, request.body), self._histories.losses)
+        if (split := split_known(request.body, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
             return None
         model, program = parse_json_string(split.member("model")), options.program
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)
         session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         session = session if program is None else program.session
-        previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
+        previous, own = await self._redirect(form, session, split, until)
         root = await self._find_root(form, session, previous, until)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
         query = replace(
@@ -298,21 +298,37 @@ class RequestResolver:
             strategy=options.strategy or self._policy.find_strategy(model),
             step=None if place is None else place.step,
             unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
+            redirected=own.content if own is not split else b"",
         )
         if place is not None and split.items:
             clearing = read_clearing(form, split, route, options.mode)
             resolved = _make_managed(
-                resolved, form, query, place, split=split, chain=chain, holding=holding, clearing=clearing
+                resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
             )
             resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
+
+    async def _redirect(
+        self, form: Format, session: SessionKey, split: SplitBody, until: float
+    ) -> tuple[str, SplitBody]:
+        """Return the response that a body continues, and the body with that in place of a hidden one."""
+        previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
+        if not previous:
+            return "", split
+        await self._read_unread(session)
+        last = await self._lineage.find_last(session, previous, until)
+        return (last, replace_member(split, form.previous_key, encode_text(last))) if last else (previous, split)
+
+    async def _read_unread(self, session: SessionKey) -> None:
+        """Read the tenant's answers that were not read yet: a request may refer by id to any of them."""
+        for exchange in self._lineage.list_unread_of(session.tenant):
+            await self._reader.read_now(exchange)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Return the root of a request's chain: the stored response that it continues, or the upstream's root."""
         root = compute_chain_root(session.upstream)
         if form.previous_key:
-            for exchange in self._lineage.list_unread_of(session.tenant):
-                await self._reader.read_now(exchange)  # a request may refer by id to any of them
+            await self._read_unread(session)
         return await self._lineage.find_response(session, previous, until) or root if previous else root
 
     async def _read_chain(

@@ -114,7 +114,7 @@ def is_event_stream(headers: Headers, beginning: bytes = b"") -> bool:
     What it begins with counts, as far as that is known: some upstreams give a stream no content-type or another one,
     and an error may be labelled as a stream.
     """
-    begun = _strip_beginning(beginning)
+    begun = _strip_beginning(beginning) if beginning else b""
     if find_header(headers, b"content-type").lower().startswith(b"text/event-stream"):
         return not begun.startswith(b"{")
     return begun.startswith((*_FIELDS, b":"))

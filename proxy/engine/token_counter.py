@@ -266,6 +266,8 @@ class TokenCounter:
     def _sum(self, weight: TokenWeight, piece: Piece, family: Family, key: tuple[str, str]) -> int:
         if piece.is_tools:
             return weight.text_tokens + count_tool_prompt(family)
+        if not weight.media:
+            return weight.text_tokens
         known = [self._sizes.get((*key, each.reference)) if each.reference else None for each in weight.media]
         guessed = [each for each, size in zip(weight.media, known, strict=True) if size is None]
         return weight.text_tokens + count_media(guessed, family, key[1]) + sum(filter(None, known))

@@ -45,6 +45,8 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class CallFingerprint(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A name by which a message can be recognised: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of a response.
 
+    `hidden:ID` names a response that began the answer, and that the client is not to continue.
+
     Names are made with `name_mark`, both to store them and to look them up. `form` is the normal form of the named
     message: a name is a hint, and counts only for a message of the same form.
     """

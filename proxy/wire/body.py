@@ -170,6 +170,19 @@ def remove_member(body: SplitBody, name: str) -> SplitBody:
     return SplitBody(body.content[:before] + body.content[end:], members, items)
 
 
+def replace_member(body: SplitBody, name: str, raw: bytes) -> SplitBody:
+    """Return a body with another raw value of a member that it has, which is not the one with its items."""
+    start, end = body.members[name].start, body.members[name].end
+    by = len(raw) - (end - start)
+
+    def move(span: ByteRange) -> ByteRange:
+        return ByteRange(span.start + by * (span.start > start), span.end + by * (span.end > start))
+
+    members = {each: move(span) for each, span in body.members.items()}
+    content = b"%b%b%b" % (body.content[:start], raw, body.content[end:])
+    return SplitBody(content, members, tuple(map(move, body.items)))
+
+
 def append_item(body: SplitBody, raw: bytes) -> SplitBody:
     """Return a body with one more raw item behind its last one. It must have an item."""
     at = body.items[-1].end

@@ -113,6 +113,11 @@ def test_many_openings_are_no_burden() -> None:
     assert time.thread_time() - began < 5
 
 
+def test_a_line_is_judged_by_its_beginning() -> None:
+    line = "12,7;" * 1_000 + "some words " * 20_000
+    assert list_pasted(f"Look at\n{line}\nplease", 10) == [(8, 8 + len(line))]
+
+
 def list_said(text: str) -> list[str]:
     return [sentence.said for sentence in list_sentences(text)]
 

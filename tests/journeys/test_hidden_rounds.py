@@ -147,3 +147,46 @@ def test_the_sdks_read_what_is_stitched_and_are_told_what_fails(tmp_path: Path, 
         assert read_in_sdk(proxy, wire, make_body(wire, 22)) == "word"
         assert TOOL not in json.dumps(provider.sent[-1]["tools"])
     assert run_command("verify", "--data", str(tmp_path)).returncode == 0
+
+
+def test_a_stored_answer_is_continued_by_whichever_of_its_ids_the_client_has_kept(tmp_path: Path) -> None:
+    provider = ScriptedProvider(RESPONSES)
+    hidden: list[Part] = [Text("So. "), Call(QUERY)]
+    given = {"model": "m", "stream": True}
+    with run_application(provider.app) as port:
+        upstream = f"http://127.0.0.1:{port}/v1"
+        with run_proxy(tmp_path, upstream) as proxy:
+            assert read_in_sdk(proxy, "responses", make_body("responses", 14)) == "word"
+            provider.say(RESPONSES, hidden, [Text("FOUND")])
+            body: Any = {**make_body("responses", 15), "extra_headers": FIELDS}
+            with (
+                openai.OpenAI(base_url=proxy.base_url, api_key="sk-agent-0123456789", max_retries=0, timeout=60) as sdk,
+                sdk.responses.stream(**body) as stream,
+            ):
+                begun = next(event.response.id for event in stream if event.type == "response.created")
+                final = stream.get_final_response()
+            assert (begun, final.id, final.output_text) == ("resp_0", "resp_1", "So. FOUND")
+            continue_by(proxy, provider, begun, {**given, "input": "And now?"}, final.id)
+        with run_proxy(tmp_path, upstream) as proxy:
+            items = [{"role": "user", "content": "And now?"}]
+            for mode in ("manage", "observe"):
+                named = {**given, "input": items, "metadata": {"n": mode}}
+                continue_by(proxy, provider, begun, named, final.id, {"x-palimpsest-mode": mode})
+            continue_by(proxy, provider, final.id, {**given, "input": items}, final.id)
+            continue_by(proxy, provider, "resp_unknown", {**given, "input": "x"}, "resp_unknown")
+    assert run_command("verify", "--data", str(tmp_path)).returncode == 0
+
+
+def continue_by(
+    proxy: Running,
+    provider: ScriptedProvider,
+    response: str,
+    body: dict[str, Any],
+    expected: str,
+    headers: dict[str, str] | None = None,
+) -> None:
+    """Continue a response, whose id comes first in the body; the provider has to be asked for the expected one."""
+    asked = {"previous_response_id": response, **body}
+    answered = httpx.post(f"{proxy.base_url}/responses", json=asked, headers={**FIELDS, **(headers or {})}, timeout=60)
+    assert answered.status_code == 200
+    assert provider.sent[-1] == {**asked, "previous_response_id": expected}

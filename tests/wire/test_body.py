@@ -25,6 +25,7 @@ from proxy.wire.body import (
     decode_pieces,
     encode_content,
     remove_member,
+    replace_member,
     split_after,
     split_body,
 )
@@ -535,3 +536,14 @@ def test_an_item_is_appended_and_the_rest_stays_as_it_is(body: bytes, longer: by
     expected = split_body(longer, "messages")
     assert expected is not None
     assert (appended.members, list(appended.items)) == (expected.members, list(expected.items))
+
+
+@pytest.mark.parametrize("raw", [b'"b"', b'"a longer one"', b"1"])
+@pytest.mark.parametrize(
+    "content", [b'{"id": "abc", "input": [1, {"x": 2}]}', b'{"input": [1, 2], "id": "abc", "n": 3}']
+)
+def test_a_replaced_member_leaves_the_others_in_their_places(content: bytes, raw: bytes) -> None:
+    split = split_body(content, "input")
+    assert split is not None
+    replaced = replace_member(split, "id", raw)
+    assert replaced == split_body(content.replace(b'"abc"', raw), "input")

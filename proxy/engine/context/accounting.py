@@ -17,7 +17,7 @@ from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
 from proxy.engine.policy import Provider
-from proxy.engine.request import ManagedRequest
+from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Epoch, Plan, Rung
@@ -194,8 +194,10 @@ class UsageAccounting:
         self._calibrator = calibrator
         self._observer = observer
 
-    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
+    def build_manifest(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> Manifest:
         """Build the manifest of a rewritten body. If that fails, the body is kept whole."""
+        if not isinstance(request, ManagedRequest):
+            return self._sent.keep_apart(outgoing.body)
         depth = outgoing.epoch.depth if outgoing.epoch is not None else 0
         depth = max([depth, *(place + 1 for place in outgoing.removed)])
         try:

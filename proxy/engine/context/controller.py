@@ -172,7 +172,7 @@ class ContextController:
         if outgoing.state is not None and not outgoing.is_opened:  # in a callback: an error must not fail this call
             asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state)
 
-    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
+    def build_manifest(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> Manifest:
         """Build the manifest of a rewritten body."""
         return self._accounting.build_manifest(request, outgoing)
 
@@ -218,12 +218,13 @@ class ContextController:
 
     def _pass_unread(self, request: ResolvedRequest) -> OutgoingRequest:
         """Return a request that cannot be managed, with a plan that says why."""
+        body = request.redirected or request.body
         if request.mode != "manage" or not request.unread:
-            return OutgoingRequest("original", request.body)
+            return OutgoingRequest("original", body)
         view = name_view(request.model, request.strategy)
         plan = Plan(request.exchange, 0, view, "original", reason=request.unread)
         self._bus.publish(Planned(request.session.id, plan))
-        return OutgoingRequest("original", request.body, plan=plan, labels=_label_observed(request.unread))
+        return OutgoingRequest("original", body, plan=plan, labels=_label_observed(request.unread))
 
     def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return the unchanged request if its size in bytes proves that it is short. Nothing is looked up."""

@@ -337,7 +337,10 @@ def list_originals(plan: ContextPlan, request: ManagedRequest, known: Mapping[st
     `known` has the originals of earlier references by id. They stay the same even if the client now serializes these
     messages differently.
     """
-    return tuple([known.get(each.id) or _keep_original(request, each) for each in plan.references])
+    # many references may lead to parts of one long message
+    runs = dict.fromkeys([(each.start, each.stop) for each in plan.references if each.id not in known])
+    digests = {run: request.list_digests(*run) for run in runs}
+    return tuple([known.get(each.id) or _keep_original(request, each, digests) for each in plan.references])
 
 
 def _find_sent(request: ManagedRequest) -> int | None:
@@ -426,9 +429,11 @@ def _has_json_word(plan: ContextPlan, structures: Sequence[MessageStructure]) ->
     return any("json" in edit.text.lower() for edit in plan.edits if not isinstance(edit, Kept))
 
 
-def _keep_original(request: ManagedRequest, reference: Reference) -> Original:
-    digests = request.list_digests(reference.start, reference.stop)
-    return Original(reference.id, digests, request.wire, reference.start, reference.offset)
+def _keep_original(
+    request: ManagedRequest, reference: Reference, digests: Mapping[tuple[int, int], tuple[bytes, ...]]
+) -> Original:
+    start = reference.start
+    return Original(reference.id, digests[start, reference.stop], request.wire, start, reference.offset)
 
 
 class FeatureCache:

@@ -37,6 +37,9 @@ from proxy.wire.json_values import read_text
 # The least number of seconds to wait for the log, even if the call has used up its waiting time.
 RECALL_SECONDS = 0.25
 _SUCCESS = range(200, 300)
+# What the marks of responses begin with: of those that a client may continue, and of those that began an answer of
+# several rounds, of which the client is to continue the last one.
+_ANSWERED, _HIDDEN = "response:", "hidden:"
 
 _get_form = attrgetter("form")
 _log = logging.getLogger("palimpsest.lineage")
@@ -83,10 +86,21 @@ class LineageTracker:
 
     async def find_response(self, session: SessionKey, response: str, until: float = 0.0) -> bytes:
         """Return the node of a stored Responses answer of this tenant and upstream, or b"" unless there is just one."""
-        name = name_mark(f"response:{response}")
+        name = name_mark(f"{_ANSWERED}{response}")
         await self._recall_marks(session, [name], until)
         nodes = {mark.node for mark in self._list_marks(session, name)}
         return nodes.pop() if len(nodes) == 1 else b""
+
+    async def find_last(self, session: SessionKey, response: str, until: float = 0.0) -> str:
+        """Return the id of the response that ended the answer which a hidden one began; empty if it is no such one."""
+        name = name_mark(f"{_HIDDEN}{response}")
+        await self._recall_marks(session, [name], until)
+        for known in self.index.find_by_mark(session.tenant, session.upstream, name):
+            node = known.marks[name].node
+            for each, mark in known.marks.items():
+                if mark.node == node and each.startswith(_ANSWERED):
+                    return each.removeprefix(_ANSWERED)
+        return ""
 
     async def resolve_references(self, session: SessionKey, messages: Messages, until: float = 0.0) -> Messages:
         """Return the messages with the forms of stored items in place of the references to them."""
@@ -182,11 +196,19 @@ class LineageTracker:
         return True
 
     def note_answer(
-        self, exchange: str, k: int, form: Format, value: Mapping[str, object], *, is_read: bool = True
+        self,
+        exchange: str,
+        k: int,
+        form: Format,
+        value: Mapping[str, object],
+        *,
+        begun: str = "",
+        is_read: bool = True,
     ) -> Reply | None:
         """Return the nodes of an answer that was read, one chain for each alternative that a client may continue.
 
-        Without `is_read` the answer is still expected to be read.
+        `begun` is the id of another response, by which the client may know this one. Without `is_read` the answer is
+        still expected to be read.
         """
         place = self.open_exchanges.get(exchange)
         if is_read:
@@ -209,7 +231,9 @@ class LineageTracker:
                     rows.append(NodeRow(node, parent, True))
                 parent = node
             if response and chain:
-                marks.append(CallFingerprint(name_mark(f"response:{response}"), parent, items[-1].form))
+                marks.append(CallFingerprint(name_mark(f"{_ANSWERED}{response}"), parent, items[-1].form))
+                if begun not in ("", response):
+                    marks.append(CallFingerprint(name_mark(f"{_HIDDEN}{begun}"), parent, items[-1].form))
         if marks and tip not in known.levels:  # a root has no marks
             marks = [mark for mark in marks if mark.node != tip]
         self.index.add(known.key.id, rows, marks)

@@ -338,7 +338,8 @@ class AnswerRounds:
             return []
         recalled = [await self._note_rounds(items)] if self._played else []
         # Nothing awaits from here on: a later request may refer to the answer, and is recorded behind it.
-        reply = parts.lineage.note_answer(request.exchange, k, self._form, value, is_read=False)
+        begun = self._stitcher.begun_as if self._stitcher is not None else ""
+        reply = parts.lineage.note_answer(request.exchange, k, self._form, value, begun=begun, is_read=False)
         return [*([reply] if reply is not None else []), *recalled]
 
     async def _note_rounds(self, items: Sequence[Item]) -> Recalled:

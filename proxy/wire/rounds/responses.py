@@ -258,6 +258,10 @@ class _ResponsesStitcher(RoundStitcher):
     def next_number(self) -> int:
         return self._number
 
+    @property
+    def begun_as(self) -> str:
+        return read_text(load_lenient(self._head.get("id", b'""'))) if self._is_stored and self._is_stream else ""
+
     def _flush(self) -> bytes:
         return self._release(withholds=True)  # the stream broke off
 

@@ -223,6 +223,11 @@ class RoundStitcher(ABC):
         """The number of the client's next event, in formats that number them."""
         return 0
 
+    @property
+    def begun_as(self) -> str:
+        """The id of the response that a stream has named to the client first; empty if its end names the same one."""
+        return ""
+
     def finish(self) -> bytes:
         """Return what is left to send: all of a body, or the held end of a stream, unless its last round broke off."""
         written = self._pending + (self._close() if self._is_stream else self._write_body())

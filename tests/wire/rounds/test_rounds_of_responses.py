@@ -201,6 +201,10 @@ def test_a_client_may_go_on_from_the_last_response_of_a_provider_that_stores_all
     streams, bodies = [SPEAKER.stream(turn) for turn in turns], [SPEAKER.spell_body(turn) for turn in turns]
     assert list_sent(play(FORM, streams, is_stored=True)[0])[-1]["response"]["id"] == "resp_1"
     assert json.loads(play(FORM, bodies, is_stream=False, is_stored=True)[0])["id"] == "resp_1"
+    for is_stored in (True, False):
+        stitcher = make_stitcher(FORM, TOOL, is_stream=True, binds_reasoning=True, is_stored=is_stored)
+        stitcher.feed(streams[0])
+        assert stitcher.begun_as == ("resp_0" if is_stored else "")
 
 
 def test_a_broken_stream_passes_the_reasoning_that_waits() -> None:

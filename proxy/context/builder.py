@@ -4,7 +4,7 @@ A plan has a ledger, the messages that must stay, and the newest steps. Building
 or goes as a whole. The user's last message, pinned messages and those that no model has seen stay verbatim if possible.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -57,12 +57,15 @@ from proxy.context.tool_outputs import (
     replace_messages,
     select_sent,
     shorten_message,
+    trim_giants,
     trim_message,
 )
 from proxy.context.user_messages import (
+    WHOLE_SHARE,
     MessageForms,
     UserMessageForm,
     choose_older_forms,
+    find_bare,
     fit_message,
     list_newest_forms,
     list_older_forms,
@@ -93,6 +96,8 @@ _FULL = 0.85
 _TARGETS = (0.7, 0.5, 0.3)
 # The least share for the ledger, and its share if protection gives way for it.
 _LEDGER_LEAST, _LEDGER_NEXT = 0.04, 0.1
+# Messages of the assistant above this share of the usable tokens are trimmed before all else.
+_GIANT_SHARE = 0.2
 # Texts and values above this size are trimmed when protection gives way: a share of the usable tokens, at least so many
 # tokens, and the tokens at the last level.
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
@@ -103,21 +108,30 @@ class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
 
     groups: int  # newest groups with calls
     users: float = 1.0  # the share of their budget that older user turns may use
-    second: int = 0  # the user's second newest turn is sent: 0 whole, 1 without pasted blocks, 2 as its beginning
-    has_more: bool = True  # whether more steps are added if there is room
+    floor: float = WHOLE_SHARE  # the share of the usable tokens that all words of the user may use in any case
+    has_giants: bool = False  # whether the assistant's largest texts are whole
+    is_bare: bool = False  # whether the user's second newest turn is sent without pasted blocks
+    gives_way: bool = False  # whether texts of the assistant and outputs are replaced until it fits, and then that turn
     has_reports: bool = False  # whether summaries are sent; a provider's own compaction is wherever it fits
 
 
 # In the order in which protection gives way. From the second level on protection gives way.
 _LEVELS = (
+    _ProtectionLevel(RECENT_GROUPS, has_giants=True, has_reports=True),
     _ProtectionLevel(RECENT_GROUPS, has_reports=True),
     _ProtectionLevel(MIN_GROUPS),
-    _ProtectionLevel(MIN_GROUPS, second=1),
-    _ProtectionLevel(MIN_GROUPS, second=2),
-    _ProtectionLevel(MIN_GROUPS, 0.5, second=2),
-    _ProtectionLevel(MIN_GROUPS, 0.25, second=2, has_more=False),
+    _ProtectionLevel(MIN_GROUPS, gives_way=True),
+    _ProtectionLevel(MIN_GROUPS, 0.5, gives_way=True),
+    _ProtectionLevel(MIN_GROUPS, 0.25, gives_way=True),
+    _ProtectionLevel(MIN_GROUPS, 0.25, is_bare=True, gives_way=True),
 )
-_NO_GROUPS = _ProtectionLevel(0, 0.0, second=2, has_more=False)
+# What is sent where all that is too much, and the tokens above which texts of the assistant are trimmed then (0: as
+# many as before).
+_LAST_LEVELS = (
+    (_LEVELS[-1], 0),
+    (_ProtectionLevel(0, 0.0, is_bare=True), _LONG_LAST),
+    (_ProtectionLevel(0, 0.0, 0.0, is_bare=True), _LONG_LAST),
+)
 
 
 class _UserForms(msgspec.Struct, frozen=True, gc=False):
@@ -137,6 +151,7 @@ class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
     marked: Mapping[int, ReplacedMessage]  # replaced messages among all these, by place
     spare: float  # tokens that older user turns leave of their budget
     tokens: int
+    missing: Mapping[int, int]  # tokens of prose that older steps of the user lack, by step; of all that stay
 
 
 class _ChosenSteps(msgspec.Struct, frozen=True, gc=False):
@@ -213,26 +228,36 @@ class ContextBuilder:
         """Return the plan of the first level of protection that leaves enough room to go on and for a ledger."""
         usable = view.budget.usable
         freed = _TARGETS[min(view.depth, len(_TARGETS) - 1)] * usable
+        giants = trim_giants(view, index, _GIANT_SHARE, self._count)
+        start = index.find_start(find_tail_step(index, RECENT_GROUPS - bool(view.growth)))
+        whole = self._replace(index, words, {place: made for place, made in giants.items() if place < start})
+        index, words = self._replace(index, words, giants)
         wished = 0
         for number, level in enumerate(_LEVELS):
-            kept = self._keep(view, index, words, level)
-            wished = wished or view.head + kept.tokens
+            shown, forms = whole if level.has_giants else (index, words)
             is_whole = not number and not view.depth
-            if view.head + kept.tokens > (freed if is_whole else freed - _LEDGER_NEXT * usable):
+            most = freed if is_whole else freed - _LEDGER_NEXT * usable
+            if level.gives_way:
+                kept = self._give_way(view, shown, forms, level, most=most)
+            else:
+                kept = self._keep(view, shown, forms, level)
+            wished = wished or view.head + kept.tokens
+            if view.head + kept.tokens > most:
                 continue
-            draft = self._draft(view, index, level, kept, rung, most=_FULL * usable if is_whole else freed)
-            return make_plan(view, index, draft, rung, wished)
+            most = _FULL * usable if is_whole else freed
+            draft = self._draft(view, shown, level, kept, rung, most=most, wished=0 if is_whole else wished)
+            return make_plan(view, shown, draft, rung, wished)
         return make_plan(view, index, self._give_up(view, index, words, freed, rung), rung, wished)
 
     def _give_up(
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms, most: float, rung: Rung
     ) -> PlanDraft:
-        """Return a draft at the last levels in which further messages are replaced until `most` tokens are left."""
-        long = max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
-        for level, kept_whole in ((_LEVELS[-1], long), (_NO_GROUPS, _LONG_LAST)):
-            draft = self._draft(view, index, level, self._keep(view, index, words, level), rung, most=most)
-            ways = self._list_ways(index, draft, kept_whole, view.head + draft.tokens - most)
-            draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
+        """Return a draft at the last levels in which messages are replaced until `most` tokens are left."""
+        usable = view.budget.usable
+        for level, kept_whole in _LAST_LEVELS:
+            left = most - _LEDGER_LEAST * usable
+            kept = self._give_way(view, index, words, level, most=left, kept_whole=kept_whole)
+            draft = self._draft(view, index, level, kept, rung, most=most)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
         # Messages that no model has seen are only replaced if the request would be refused otherwise.
@@ -241,19 +266,58 @@ class ContextBuilder:
             return draft
         return shrink_draft(view, index, draft, self._list_last_ways(index, draft), most=fitting, count=self._count)
 
+    def _give_way(
+        self,
+        view: PlanRequest,
+        index: ConversationIndex,
+        words: _UserForms,
+        level: _ProtectionLevel,
+        *,
+        most: float,
+        kept_whole: int = 0,
+    ) -> _KeptMessages:
+        """Return what stays at a level, with messages replaced until the request has `most` tokens.
+
+        These are texts of the assistant that are long, or above `kept_whole` tokens, and outputs that a model has seen,
+        then, where the level allows it, the prose of the user's second newest turn: of this as much stays as there is
+        room for.
+        """
+        kept = self._keep(view, index, words, level)
+        kept_whole = kept_whole or max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
+        draft = PlanDraft(kept.least, kept.staying, Ledger(), kept.marked, tokens=kept.tokens)
+        ways = self._list_ways(index, draft, kept_whole, view.head + kept.tokens - most)
+        draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
+        marked, tokens = dict(draft.marked), draft.tokens
+        for i, forms in words.second.items() if level.is_bare else ():
+            spoken, shortest = find_spoken(index, i), forms[-1]
+            place = spoken[0] if spoken else index.steps[i].start
+            before = count_saved_tokens(index, {place: marked[place]} if place in marked else {}, self._count)
+            now = index.steps[i].tokens - before
+            left = max(shortest.tokens, now - (view.head + tokens - most))
+            if left >= now or not shortest.edits:
+                continue
+            if not spoken and can_be_cut(index, place):
+                marked[place] = self._fit_message(view, index, place, left)
+            else:
+                marked |= _list_shortened([next((form for form in forms if form.tokens <= left), shortest)])
+            tokens -= count_saved_tokens(index, {place: marked[place]}, self._count) - before
+        return msgspec.structs.replace(kept, marked=marked, tokens=tokens)
+
     def _keep(
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms, level: _ProtectionLevel
     ) -> _KeptMessages:
         """Return the messages that stay at a level in any case."""
         least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
-        older = choose_older_forms(view, index, words.older, least, level.users)
-        second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
+        older = choose_older_forms(view, index, words.older, least, share=level.users, floor=level.floor)
+        second = [find_bare(forms) for forms in words.second.values()] if level.is_bare else ()
         staying = add_paired(index, least, index.newest | index.fixed | {each.step for each in older.shown})
         closed = frozenset(output for _, output in index.pairs if output < least) - staying
         pruned = self._prune_led(view, index, [i for i in staying if i < least])
         marked = {**words.large, **pruned, **_list_shortened((*older.shown, *second))}
         tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
-        return _KeptMessages(least, staying, closed, marked, older.spare, tokens)
+        cut = {each.step: index.steps[each.step].tokens - each.tokens for each in older.shown if each.is_cut}
+        missing = dict.fromkeys(staying, 0) | cut
+        return _KeptMessages(least, staying, closed, marked, older.spare, tokens, missing)
 
     def _prune_led(self, view: PlanRequest, index: ConversationIndex, old: Iterable[int]) -> dict[int, ReplacedMessage]:
         """Return tombstones for the outputs of steps that stay for what leads to, or is beside, these outputs."""
@@ -270,10 +334,14 @@ class ContextBuilder:
         rung: Rung,
         *,
         most: float,
+        wished: int = 0,
     ) -> PlanDraft:
-        """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps."""
+        """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps.
+
+        Where more was to stay, `wished` tokens with the preamble, what gave way leaves its room to more steps.
+        """
         goal = view.goal or view.budget
-        low = min(goal.compute_low_mark(view.head + kept.tokens), most) - view.growth
+        low = min(goal.compute_low_mark(max(wished, view.head + kept.tokens)), most) - view.growth
         room = _LEDGER_TOKENS * min(1, goal.usable / _LEDGER_FULL) ** 2 + _LEDGER_SHARE * goal.usable
         room = min(room + _SPARE_SHARE * kept.spare, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
         compacted = choose_compaction(view)
@@ -287,21 +355,22 @@ class ContextBuilder:
         told = sum(count_report(each, self._count) for each in reports)
         others = view.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
-        if level.has_more and view.goal is None:
+        if view.goal is None:
             # No ledger is needed where all steps fit.
-            rest = extend_tail(index, kept.least, kept.staying, carried.told | kept.closed, low - others + room)
+            rest = extend_tail(index, kept.least, kept.missing, carried.told | kept.closed, low - others + room)
             free = free if rest else low - others + room
-        steps = self._choose_steps(view, index, kept, carried.told, free if level.has_more else None)
+        steps = self._choose_steps(view, index, kept, carried.told, free)
         ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         unused = carried.room - ledger.tokens
-        if level.has_more and steps.tail and low - (others - unused) > free + _LEFT_SHARE * goal.usable:
+        if steps.tail and low - (others - unused) > free + _LEFT_SHARE * goal.usable:
             steps = self._choose_steps(view, index, kept, carried.told, low - (others - unused))
             ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         gone = set(range(steps.tail)) - kept.staying - carried.told
-        if not carried.ledgers and sum(index.steps[i].tokens for i in gone) <= ledger.tokens:
+        told_otherwise = sum(index.steps[i].tokens for i in gone) + sum(kept.missing.values())
+        if not carried.ledgers and told_otherwise <= ledger.tokens:
             steps = msgspec.structs.replace(steps, tail=0)
             ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
-        marked = select_sent(index, {**kept.marked, **steps.marked}, steps.tail, kept.staying)
+        marked = {**_select_marked(index, kept, steps), **steps.marked}
         for place, words in ledger.words.items():
             marked[place] = name_words(view, index, place, words, kept.marked.get(place))
         reports = reports if ledger.sections else ()
@@ -310,24 +379,22 @@ class ContextBuilder:
         return self._fill(view, index, draft, low - view.head)
 
     def _choose_steps(
-        self, view: PlanRequest, index: ConversationIndex, kept: _KeptMessages, told: frozenset[int], room: float | None
+        self, view: PlanRequest, index: ConversationIndex, kept: _KeptMessages, told: frozenset[int], room: float
     ) -> _ChosenSteps:
-        """Choose the steps before those that stay that are sent, too, in `room` tokens; for None there are none.
+        """Choose the steps before those that stay that are sent, too, in `room` tokens.
 
         The newest are sent whole, but for superseded outputs. Those before them are sent with tombstones in place of
         their outputs.
         """
-        if room is None:
-            return _ChosenSteps(kept.least)
         told |= kept.closed
         for_pruned = min(max(room, 0.0), _TOMBSTONES_SHARE * (view.goal or view.budget).usable)
-        tail = extend_tail(index, kept.least, kept.staying, told, room)
+        tail = extend_tail(index, kept.least, kept.missing, told, room)
         if tail:
-            tail = extend_tail(index, kept.least, kept.staying, told, room - for_pruned)
+            tail = extend_tail(index, kept.least, kept.missing, told, room - for_pruned)
         superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
         if superseded and tail:
             room += count_saved_tokens(index, superseded, self._count)
-            tail = extend_tail(index, kept.least, kept.staying, told, room - for_pruned)
+            tail = extend_tail(index, kept.least, kept.missing, told, room - for_pruned)
             superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
         tail, pruned = self._prune_before(view, index, tail, kept.staying | told, for_pruned)
         return _ChosenSteps(tail, superseded | pruned, frozenset(pruned))
@@ -342,7 +409,7 @@ class ContextBuilder:
         *,
         rung: Rung,
     ) -> Ledger:
-        marked = select_sent(index, kept.marked, steps.tail, kept.staying)
+        marked = _select_marked(index, kept, steps)
         said = {place: dict(made.edit.arguments).get(BESIDE) for place, made in marked.items() if place in index.spoken}
         others = {place for place in marked if index.messages[place].structure.role != "tool"}
         shortened = {place: marked[place].edit.text for place in others}
@@ -376,7 +443,7 @@ class ContextBuilder:
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms
     ) -> tuple[ConversationIndex, _UserForms]:
         """Return the index, and the forms, with what replaces messages that are too large to be sent whole."""
-        index, words = self._replace(index, words, self._cut_new(view, index, words.second))
+        index, words = self._replace(index, words, self._cut_new(view, index, words))
         return self._replace(index, words, self._outline_large(view, index))
 
     def _replace(
@@ -385,11 +452,11 @@ class ContextBuilder:
         words = msgspec.structs.replace(words, large={**words.large, **large})
         return replace_messages(index, large, self._count), words
 
-    def _cut_new(self, view: PlanRequest, index: ConversationIndex, second: MessageForms) -> dict[int, ReplacedMessage]:
+    def _cut_new(self, view: PlanRequest, index: ConversationIndex, words: _UserForms) -> dict[int, ReplacedMessage]:
         """Return what replaces the largest of the new messages if they do not fit below the ceiling.
 
-        These are the user's newest turn and what no model has seen. The others stay whole. The user's `second` newest
-        turn has its shortest form beside them.
+        These are the user's newest turn and what no model has seen. The others stay whole. Beside them there is room
+        for what the user's words have in any case, and for the shortest form of the second newest turn.
         """
         usable, last = view.budget.usable, find_last_turn(index)
         must = {i for i in range(len(index.steps)) if i >= index.fresh or i in last or i in index.fixed}
@@ -402,16 +469,28 @@ class ContextBuilder:
         )
         others = view.head + sum(trimmed)
         least = others + sum(tokens[place] for place in loose)
-        beside = sum(forms[-1].tokens for i, forms in second.items() if i not in must)
+        beside = self._count_words(view, index, words, must)
         if not usable or (least <= (1 - _LEDGER_NEXT) * usable and least + beside <= (1 - _LEDGER_LEAST) * usable):
             return {}
         sent = {place: made for place in loose if (made := find_sent_form(view, place))}
         recent = sum(step.tokens for step in index.steps[find_tail_step(index, RECENT_GROUPS) : index.fresh])
         cut = sum(tokens[place] for place in loose) - count_saved_tokens(index, sent, self._count)
-        if sent and others + recent + cut <= _TARGETS[0] * usable:
+        if sent and others + recent + cut + beside <= _TARGETS[0] * usable:
             return sent
-        most = find_cap((tokens[place] for place in loose), max(_NEW_LEAST * usable, _NEW_SHARE * usable - others))
+        needed = others + beside + (_NEW_LEAST + _LEDGER_NEXT - 1) * usable
+        room = max(_NEW_SHARE * usable - others - beside, _NEW_LEAST * usable - max(0, min(beside, needed)))
+        most = find_cap((tokens[place] for place in loose), room)
         return {place: self._cut(view, index, place, most) for place in sorted(loose) if tokens[place] > most}
+
+    def _count_words(
+        self, view: PlanRequest, index: ConversationIndex, words: _UserForms, must: Collection[int]
+    ) -> float:
+        """Count the tokens that the user's words need at the least, without those of the steps that `must` stay."""
+        older = choose_older_forms(view, index, words.older, len(index.steps), share=0.0)
+        needed = sum(each.tokens for each in older.shown if each.step not in must)
+        room = WHOLE_SHARE * view.budget.usable - sum(index.steps[i].tokens for i in find_last_turn(index))
+        second = {i: forms for i, forms in words.second.items() if i not in must}
+        return needed + sum(forms[0 if forms[0].tokens <= room else -1].tokens for forms in second.values())
 
     def _cut(self, view: PlanRequest, index: ConversationIndex, place: int, most: float) -> ReplacedMessage:
         """Return what replaces a large message in about `most` tokens: as the active plan has it if that fits."""
@@ -482,6 +561,13 @@ class ContextBuilder:
                 yield place, self._outline
             elif is_text_only(index, place):
                 yield place, shorten_message
+
+
+def _select_marked(index: ConversationIndex, kept: _KeptMessages, steps: _ChosenSteps) -> dict[int, ReplacedMessage]:
+    """Return what replaces messages that stay and are sent: in the tail the user's prose is whole."""
+    whole = {place for i, lacks in kept.missing.items() if lacks and i >= steps.tail for place in index.steps[i].places}
+    marked = {place: made for place, made in kept.marked.items() if place not in whole}
+    return select_sent(index, marked, steps.tail, kept.staying)
 
 
 def _is_led(index: ConversationIndex, step: int) -> bool:

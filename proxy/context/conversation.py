@@ -157,6 +157,7 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     begun: frozenset[int] = frozenset()  # place of the message with which the turn under way has to begin
     pairs: tuple[tuple[int, int], ...] = ()  # steps that stay or go together: of a call, and of its late output
     linked: frozenset[int] = frozenset()  # the steps of these pairs, and of calls whose output is still to come
+    saved: Mapping[int, int] = {}  # tokens that what replaces a message saves, where `messages` has its tokens
 
     def find_start(self, step: int) -> int:
         """Return the place where a step begins; after the last step, the number of messages."""

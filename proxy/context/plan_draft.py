@@ -50,7 +50,8 @@ def shrink_draft(
         if view.head + tokens <= most:
             break
         made = mark(view, index, place)
-        gained = count_saved_tokens(index, {place: made}, count)
+        before = {place: marked[place]} if place in marked else {}
+        gained = count_saved_tokens(index, {place: made}, count) - count_saved_tokens(index, before, count)
         if gained > 0:
             tokens -= gained
             marked[place] = made
@@ -58,9 +59,13 @@ def shrink_draft(
 
 
 def list_replaceable(index: ConversationIndex, draft: PlanDraft) -> list[int]:
-    """Return the places of sent messages that may still be replaced, which excludes the user's newest turn."""
+    """Return the places of sent messages that may still be replaced, which excludes the user's newest turn.
+
+    Trimmed messages of the assistant are among them: they may be trimmed further.
+    """
     kept = [i for i in range(len(index.steps)) if i >= draft.tail or i in draft.staying]
-    done = index.bound | draft.marked.keys() | set(_list_own(index))
+    marked = {place for place in draft.marked if index.messages[place].structure.role != "assistant"}
+    done = index.bound | marked | set(_list_own(index))
     return [place for i in kept for place in index.steps[i].places if place not in done]
 
 
@@ -166,12 +171,15 @@ def _list_references(draft: PlanDraft) -> Iterator[Reference]:
 
 
 def extend_tail(
-    index: ConversationIndex, least: int, staying: frozenset[int], told: frozenset[int], room: float
+    index: ConversationIndex, least: int, staying: Mapping[int, int], told: frozenset[int], room: float
 ) -> int:
-    """Return the step at which the tail begins if it may have `room` more tokens."""
+    """Return the step at which the tail begins if it may have `room` more tokens.
+
+    `staying` are steps that are sent in any case, with the tokens of their prose that are not: the tail has all of it.
+    """
     tail = least
     while tail and tail - 1 not in told:
-        room -= 0 if tail - 1 in staying else index.steps[tail - 1].tokens
+        room -= staying.get(tail - 1, index.steps[tail - 1].tokens)
         if room < 0:
             break
         tail -= 1

@@ -10,7 +10,7 @@ from textwrap import wrap
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, estimate_tokens, find_cap
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
 from proxy.context.message_features import count_lines, find_outcome
 from proxy.context.outline import LONGEST_LINE, OutlineParser, outline
 from proxy.context.references import (
@@ -215,6 +215,22 @@ def shorten_message(view: PlanRequest, index: ConversationIndex, place: int) -> 
     return ReplacedMessage(Replaced(place, _append_parts(f"{text}…\n{note}", references), "shortened"), references)
 
 
+def trim_giants(
+    view: PlanRequest, index: ConversationIndex, share: float, count: Callable[[str], int]
+) -> dict[int, ReplacedMessage]:
+    """Return what replaces messages of the assistant above a share of the usable tokens: their heads and tails."""
+    most = share * view.budget.usable
+    large = [
+        place
+        for place, seen in enumerate(index.messages)
+        if seen.structure.role == "assistant" and seen.tokens > most and place not in index.bound
+    ]
+    # Texts of some languages have a token for each character.
+    rates = {place: index.found[place].characters / index.messages[place].tokens for place in large}
+    made = {place: trim_message(view, index, place, int(most * rates[place] / 3)) for place in large}
+    return {place: each for place, each in made.items() if count_saved_tokens(index, {place: each}, count) > 0}
+
+
 def trim_message(view: PlanRequest, index: ConversationIndex, place: int, most: int) -> ReplacedMessage:
     """Replace a long text, and long values in calls, by their heads and tails.
 
@@ -386,15 +402,15 @@ def replace_messages(
     """Return an index in which messages have the tokens of what replaces them."""
     if not marked:
         return index
-    messages, steps = list(index.messages), list(index.steps)
+    messages, steps, saved = list(index.messages), list(index.steps), dict(index.saved)
     for place, made in marked.items():
-        messages[place] = msgspec.structs.replace(
-            messages[place], tokens=messages[place].tokens - count_saved_tokens(index, {place: made}, count)
-        )
+        more = count_saved_tokens(index, {place: made}, count)
+        messages[place] = msgspec.structs.replace(messages[place], tokens=messages[place].tokens - more)
+        saved[place] = saved.get(place, 0) + more
     for i, step in enumerate(steps):
         if not marked.keys().isdisjoint(step.places):
             steps[i] = msgspec.structs.replace(step, tokens=sum(messages[place].tokens for place in step.places))
-    return msgspec.structs.replace(index, messages=messages, steps=steps)
+    return msgspec.structs.replace(index, messages=messages, steps=steps, saved=saved)
 
 
 _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
@@ -420,12 +436,14 @@ def prune_superseded(
 def count_saved_tokens(
     index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
 ) -> int:
-    """Return the tokens that markers save."""
-    return sum(_count_saved(index.messages[place], made, count) for place, made in marked.items())
+    """Return the tokens that markers save, in addition to what replaces messages in the index already."""
+    return sum(_count_saved(index, made, count) - index.saved.get(place, 0) for place, made in marked.items())
 
 
-def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[str], int]) -> int:
+def _count_saved(index: ConversationIndex, made: ReplacedMessage, count: Callable[[str], int]) -> int:
     edit = made.edit
+    seen = index.messages[edit.place]
+    tokens = seen.tokens + index.saved.get(edit.place, 0)
     if edit.arguments and seen.message.calls:
         known = {call.id: call.arguments for call in seen.message.calls}
         cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
@@ -434,9 +452,9 @@ def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[s
         words = dict(edit.arguments).get(BESIDE)
         kept = [text for text in seen.message.beside if len(text) <= MOST_BESIDE] if words is None else [words]
         beside = sum(map(count, kept))
-        return seen.tokens - count(edit.text) - MESSAGE_FRAME - beside
+        return tokens - count(edit.text) - MESSAGE_FRAME - beside
     # Where text is shortened, images and calls beside it stay.
-    said = min(seen.tokens, count(seen.message.text) + MESSAGE_FRAME)
+    said = min(tokens, count(seen.message.text) + MESSAGE_FRAME)
     return said - count(edit.text) - MESSAGE_FRAME if edit.text else 0
 
 

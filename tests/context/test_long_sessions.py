@@ -154,25 +154,26 @@ def check_cut(original: str, edit: Replaced, plan: ContextPlan) -> None:
 
 
 def check_shortened(original: str, edit: Replaced, plan: ContextPlan) -> None:
-    """Its beginning, or all of the prose; in the user's words but for what says what is missing."""
+    """Both of its ends, or all of the prose; in the user's words but for what says what is missing."""
     assert names(edit.text, edit.place, plan)
     body, mark, _ = edit.text.partition("\n[shortened by palimpsest, not by the user")
     assert edit.kind == "shortened"
     # One mark is enough: that of the turn, or those in place of pasted blocks where nothing else is missing.
     assert bool(mark) != ("left out by palimpsest, intact: ref:" in body)
-    lines = [line for line in body.split("\n") if not re.fullmatch(r"\[… .* …\]…?", line)]
-    own = original.split("\n")
-    *whole, last = lines or [""]
-    assert all(line in own for line in whole)
-    assert last in own or any(line.startswith(last.removesuffix("…")) for line in own)
+    lines = [line for line in re.split(r"\n|… \[…\] …", body) if not re.fullmatch(r"\[… .* …\]…?", line)]
+    at = 0
+    for line in lines:
+        assert (at := original.find(line.removesuffix("…"), at)) >= 0, line
     if not mark:
-        rest, missing = iter(own), sum(int(n.replace(",", "")) for n in re.findall(r"\[… ([\d,]+) lines", body))
-        assert all(line in rest for line in lines) and len(lines) + missing == len(own)
-    if not body.endswith("…"):
-        assert "That was all of" in body or "That was all of" not in original
-    elif len(body) < 90:  # what follows is a block that was left out
-        behind = original[len(body) - 1 :].lstrip()
-        assert original.startswith(body[:-1]) and behind.startswith((INSTRUCTIONS, "```"))
+        rest, missing = iter(original.split("\n")), sum(int(n.replace(",", "")) for n in _MISSING.findall(body))
+        assert all(line in rest for line in lines) and len(lines) + missing == original.count("\n") + 1
+    assert original.startswith(lines[0]) or body.startswith("[… "), body
+    assert (original.rstrip().endswith(lines[-1].rstrip()) and lines[-1]) or body.endswith((" …]", "… […] …")), (
+        body
+    )  # a note stood there
+
+
+_MISSING = re.compile(r"\[… ([\d,]+) lines?")
 
 
 _prompts = st.tuples(

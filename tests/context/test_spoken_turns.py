@@ -92,8 +92,9 @@ def talk(turns: int, steps: int, size: int = 300) -> list[RawMessage]:
         for step in range(steps):
             words = [
                 f"Mend module_{NAMES[turn]}. Always use {NAMES[turn]}. "
-                + "x y " * size
-                + f". Never touch {NAMES[turn]}_file."
+                + "x y " * (size // 2)
+                + f". Never touch {NAMES[turn]}_file.\n"
+                + f"x {NAMES[turn]} " * (size // 3)
             ]
             messages += act(100 * turn + step, *(words if step == steps - 1 else ()))
     return messages
@@ -120,7 +121,7 @@ def test_the_newest_of_them_stays_and_its_output_gives_way() -> None:
 
 
 def test_of_many_the_older_ones_go_into_the_ledger_and_all_fits() -> None:
-    messages = talk(12, 6)
+    messages = talk(12, 6, 1600)
     plan, sent = build(messages, 8_000)
     kept = {edit.place for edit in plan.edits if isinstance(edit, Kept | Replaced)} | set(
         range(plan.through, len(messages))
@@ -146,7 +147,7 @@ def test_a_step_with_the_same_call_as_the_one_before_is_told_apart_if_the_user_s
     messages = talk(1, 1)
     for i in range(3):
         messages += act(200 + i, *(["Now do the other thing." + " x y" * 300] if i == 1 else ()), command="make test")
-    messages += talk(12, 6)[1:]
+    messages += talk(12, 6, 600)[1:]
     plan, _ = build(messages, 8_000)
     ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
     assert 'make test → 2 lines; then the user said: "Now do the other thing.' in ledger
@@ -165,7 +166,7 @@ def test_the_newest_message_of_the_users_own_role_is_sent_in_some_form() -> None
     messages = talk(12, 6)
     messages[0] = {"role": "user", "content": "Task zero. " + "a b " * 4000}
     _, sent = build(messages, 8_000)
-    assert sent[0]["content"].startswith("Task zero. a b a b") and len(sent[0]["content"]) < 700
+    assert sent[0]["content"].startswith("Task zero. a b a b") and len(sent[0]["content"]) < 4000
     late = [*messages[:30], {"role": "user", "content": "Another way. " + "c d " * 4000}, *messages[30:]]
     _, sent = build(late, 8_000)
     assert sent[0]["role"] == "user"
@@ -221,7 +222,7 @@ def test_where_the_first_turn_is_told_the_history_begins_with_the_ledger() -> No
     messages: list[RawMessage] = [{"role": "user", "content": "Task zero. " + "a b " * 4000}, *act(0, "Use tabs.")]
     for i in range(1, 60):
         messages += [*act(i), {"role": "user", "content": f"Task {i}. " + "a b " * (700 + i)}]
-    asked = msgspec.structs.replace(ask(messages, 6_000), pinned=frozenset({2}))
+    asked = msgspec.structs.replace(ask(messages, 6_000), pinned=frozenset({2}), head=4_000)
     plan = ContextBuilder(BuilderPolicy(), count).build(asked)
     assert isinstance(plan.edits[0], Written)
     assert [edit.place for edit in plan.edits if not isinstance(edit, Written)][:2] == [1, 2]

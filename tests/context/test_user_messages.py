@@ -13,12 +13,12 @@ from proxy.context.user_messages import (
     OlderMessages,
     UserMessageForm,
     choose_older_forms,
+    find_bare,
     fit_message,
     list_newest_forms,
     list_older_forms,
 )
 from proxy.context.user_rules import NewerLines
-from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, result, said, see, user, view
 
 RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))
@@ -33,19 +33,18 @@ def show(messages: list[RawMessage], room: float) -> list[UserMessageForm]:
     return list(settle(messages, room).shown)
 
 
-def settle(
-    messages: list[RawMessage], room: float, frozen: ContextPlan | None = None, least: int = 10**6
-) -> OlderMessages:
+def settle(messages: list[RawMessage], room: float, least: int = 10**6) -> OlderMessages:
     """The older turns, of which those that stay whole have so many tokens."""
-    seen = msgspec.structs.replace(view(messages, 10_000), frozen=frozen)
+    seen = view(messages, 10_000)
     share = room / (WHOLE_SHARE * seen.budget.usable)
-    return choose_older_forms(seen, index_conversation(seen, POLICY, extract_features), spell(seen), least, share)
+    index = index_conversation(seen, POLICY, extract_features)
+    return choose_older_forms(seen, index, spell(seen), least, share=share, floor=0.0)
 
 
 def list_levels(messages: list[RawMessage], older: OlderMessages) -> dict[int, int]:
-    """The form of each turn that is sent as a message, by its number."""
+    """How much of each turn is sent as a message, by its number: 0 all prose, 1 and 2 less and less of its ends."""
     forms = spell(view(messages, 10_000))
-    return {shown.step // 2: forms[shown.step].index(shown) for shown in older.shown}
+    return {shown.step // 2: max(0, forms[shown.step].index(shown) - 2) for shown in older.shown}
 
 
 def write(*texts: str) -> list[RawMessage]:
@@ -53,16 +52,18 @@ def write(*texts: str) -> list[RawMessage]:
 
 
 NINE = write(*[f"Turn {i}: {'word ' * 400}" for i in range(9)], "one of the newest", "the other")
-WHOLE, HEAD, SHORT = (shown.tokens for shown in spell(view(NINE, 10_000))[0])
+WHOLE = spell(view(NINE, 10_000))[0][0].tokens
 
 
-def test_a_turn_has_forms_of_its_words_and_of_fewer_and_fewer_of_its_first_ones() -> None:
-    whole, head, short = spell(view(NINE, 10_000))[2]
-    assert whole == UserMessageForm(2, see(NINE[3]).tokens)
+def test_a_turn_has_forms_of_its_words_and_of_fewer_and_fewer_of_its_first_and_last_ones() -> None:
+    *whole, head, short = spell(view(NINE, 10_000))[2]
+    assert whole == [UserMessageForm(2, see(NINE[3]).tokens)] * 3
     for shown, most in ((head, 400), (short, 120)):
         (edit,) = shown.edits
         said, note = edit.text.split("\n")
-        assert said == NINE[3]["content"][:most].rstrip() + "…"
+        first, last = said.split("… […] …")
+        assert NINE[3]["content"].startswith(f"{first} ") and NINE[3]["content"].rstrip().endswith(f" {last}")
+        assert 0.9 * most < len(first) + len(last) <= most and len(last) > most // 3 and shown.is_cut
         assert note.endswith(f"the original is intact: ref:{shown.references[0].id}]")
         assert (edit.place, edit.kind, shown.tokens) == (3, "shortened", count(edit.text) + 4)
         assert (shown.references[0].start, shown.references[0].stop) == (3, 4)
@@ -77,14 +78,14 @@ def test_all_stay_while_they_fit_together() -> None:
 @pytest.mark.parametrize(
     ("room", "levels"),
     [
-        # The first and the newest stay whole in six tenths of their room, and the others by their beginning.
-        (9 * WHOLE - 1, [0, 1, 1, 1, 1, 0, 0, 0, 0]),
-        (2000, [0, 1, 1, 1, 1, 1, 1, 1, 0]),
-        # Their beginnings have six tenths of that room: they become shorter, the newest last, and then lines.
-        (1500, [0, 2, 2, 2, 2, 2, 2, 2, 1]),
-        (1000, [0, None, None, 2, 2, 2, 2, 2, 2]),
-        (300, [None, None, None, None, None, None, None, None, 2]),
-        (100, [None] * 9),
+        # The first and the newest stay whole, and the others by their ends: as many as make a quarter of the room.
+        (9 * WHOLE - 1, [0, 1, 1, 0, 0, 0, 0, 0, 0]),
+        (2000, [0, 1, 1, 1, 1, 1, 1, 0, 0]),
+        # Their ends have a room of their own, half of which is for the longer ones, and what is left for lines.
+        (1500, [0, 1, 1, 1, 1, 1, 1, 1, 0]),
+        (1000, [0, 2, 2, 2, 2, 2, 2, 1, 1]),
+        (300, [None, None, None, None, None, None, 2, 2, 2]),
+        (50, [None] * 9),
     ],
 )
 def test_where_they_do_not_fit_each_has_as_much_as_there_is_room_for(room: int, levels: list[int | None]) -> None:
@@ -95,48 +96,41 @@ def test_where_they_do_not_fit_each_has_as_much_as_there_is_room_for(room: int, 
 
 
 def test_a_first_turn_that_is_too_long_leaves_its_room_to_the_newest() -> None:
-    messages = write("word " * 1500, *[f"Turn {i}: {'word ' * 300}" for i in range(4)], "a", "b")
-    assert list_levels(messages, settle(messages, 1400)) == {0: 1, 1: 1, 2: 1, 3: 0, 4: 0}
+    messages = write("word " * 900, *[f"Turn {i}: {'word ' * 300}" for i in range(4)], "a", "b")
+    assert list_levels(messages, settle(messages, 1100)) == {0: 1, 1: 1, 2: 1, 3: 0, 4: 0}
+
+
+def test_of_prose_that_would_take_more_than_half_of_the_room_as_much_of_both_ends_stays() -> None:
+    messages = write(f"First. {'word ' * 3000} Last.", *[f"Turn {i}: {'word ' * 300}" for i in range(4)], "a", "b")
+    (first, *others) = settle(messages, 2800).shown
+    assert not any(form.edits for form in others) and first.is_cut and 1100 < first.tokens < 1300
+    assert first.edits[0].text.startswith("First. word") and "word  Last.\n[shortened" in first.edits[0].text
+    assert not settle(messages, 6000).shown[0].is_cut
+
+
+def test_pasted_blocks_give_way_before_prose_the_large_ones_first_and_come_back_where_there_is_room() -> None:
+    logs = [LOG.replace("job", f"job {i} as") for i in range(4)]
+    blocks = [log if i in {0, 3} else "\n".join(log.split("\n")[:20]) for i, log in enumerate(logs)]
+    texts = [f"It fails so:\n{block}\nNever touch {i}.{' word' * 200}" for i, block in enumerate(blocks)]
+    messages = write(*texts, "a", "b")
+    forms = spell(view(messages, 10_000))
+    sizes = [[forms[2 * i][level].tokens for level in range(3)] for i in range(4)]
+    for room, levels in (
+        (sum(each[0] for each in sizes), [0, 0, 0, 0]),
+        # The first turn comes first, then the newest: what has no room gives way and nothing behind it does.
+        (sum(each[1] for each in sizes), [1, 0, 0, 1]),
+        (sum(each[2] for each in sizes) + sizes[2][0] - sizes[2][2], [2, 2, 0, 2]),
+        (sum(each[2] for each in sizes), [2, 2, 2, 2]),
+    ):
+        shown = settle(messages, room + 1).shown
+        assert [form.tokens for form in shown] == [sizes[i][level] for i, level in enumerate(levels)]
+        assert all(
+            f"Never touch {i}." in (form.edits[0].text if form.edits else texts[i]) for i, form in enumerate(shown)
+        )
 
 
 def test_only_turns_before_the_tail_need_room() -> None:
     assert list_levels(NINE, settle(NINE, 5 * WHOLE, least=10)) == dict.fromkeys(range(5), 0)
-
-
-def leave(levels: dict[int, int], through: int = 27) -> ContextPlan:
-    """A plan in force up to the last of the older words, in which turns had these forms."""
-    forms = spell(view(NINE, 10_000))
-    edits: list[Edit] = [Written("a ledger", 0, 21)]
-    for i, level in levels.items():
-        edits += forms[2 * i][level].edits or [Kept(3 * i)]
-    return ContextPlan(through, tuple(edits), (), 0, 0, "plan")
-
-
-def test_what_was_shortened_stays_so_and_the_others_have_the_room() -> None:
-    before = {0: 0, 1: 2, 3: 1, 6: 0, 7: 0, 8: 0}
-    assert list_levels(NINE, settle(NINE, 4 * WHOLE, leave(before))) == before
-    # One that is new is whole, and what it takes the room of is shortened.
-    new = settle(NINE, 4 * WHOLE, leave(before | {8: 2}, through=24))
-    assert list_levels(NINE, new) == before
-    full = settle(NINE, 3 * WHOLE, leave(before))
-    assert list_levels(NINE, full) == {0: 0, 1: 2, 3: 1, 6: 1, 7: 1, 8: 1}
-
-
-def test_where_only_the_shortened_ones_have_no_room_these_are_shortened_further() -> None:
-    before = dict.fromkeys(range(9), 1)
-    levels = list_levels(NINE, settle(NINE, 600, leave(before)))
-    assert levels != before
-    assert all(level >= before[i] for i, level in levels.items())
-
-
-def test_what_was_shortened_comes_back_when_all_fit() -> None:
-    assert list_levels(NINE, settle(NINE, 9 * WHOLE, leave({0: 0, 8: 2}))) == dict.fromkeys(range(9), 0)
-
-
-def test_words_that_the_plan_in_force_has_otherwise_are_as_new() -> None:
-    """An older release left other words in their place, or what a newer turn repeated has gone since."""
-    other = ContextPlan(27, (Written("a ledger", 0, 21), Replaced(24, "other words", "shortened")), (), 0)
-    assert list_levels(NINE, settle(NINE, 4 * WHOLE, other)) == {8: 0}
 
 
 def test_what_a_newer_message_repeats_is_left_out_and_said_so() -> None:
@@ -155,6 +149,7 @@ def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() 
     messages = write(f"It fails so:\n{LOG}\nNever touch main.", "second", "third")
     (shown,) = show(messages, 1000)
     (edit,) = shown.edits
+    assert show(messages, 10_000)[0].edits == ()
     assert edit.text.startswith("It fails so:\n[… 600 lines that the user pasted, ")
     assert edit.text.endswith(" …]\nNever touch main.") and "worker" not in edit.text
     assert shown.tokens == count(edit.text) + 4
@@ -171,10 +166,15 @@ def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() 
 def test_a_pasted_file_gives_way_to_a_file_block_with_its_outline(wrapped: str) -> None:
     block = wrapped.format(SOURCE)
     forms = spell(view(write(f"Mend this:\n{block}\nNever touch main.", "second", "third"), 10_000))[0]
-    text = forms[0].edits[0].text
+    text = forms[1].edits[0].text
+    assert not forms[0].edits and forms[2].edits[0].text.split("\n")[-1] == "Never touch main."
+    assert re.search(
+        r"\[… 60[02] lines of src/a\.py that the user pasted, [\d,]+ tokens, left out by palimpsest, intact: ",
+        forms[2].edits[0].text,
+    )
     assert "[FILE: src/a.py]\nref:" in text and "  def word_3 takes nothing" in text and "return other" not in text
     assert text.startswith("Mend this:\n") and "Never touch main." in text
-    assert all(f"ref:{each.id}" in text for each in forms[0].references) and forms[0].tokens < count(SOURCE) / 3
+    assert all(f"ref:{each.id}" in text for each in forms[1].references) and forms[1].tokens < count(SOURCE) / 3
     head = forms[-1].edits[0].text
     assert "[FILE" not in head and head.startswith("Mend this:")
 
@@ -183,15 +183,15 @@ def test_one_mark_is_enough_for_a_shortened_turn() -> None:
     """The mark of a block where that is all that is missing, else that of the whole turn: both cost tokens each."""
     small, prose = "\n".join(LOG.split("\n")[:80]), "say " * 200
     for block, names in ((small, 0), (LOG, 3)):
-        forms = spell(view(write(f"It fails so:\n{block}\n{prose}", "second", "third"), 1000))[0]
-        whole, head = (form.edits[0].text for form in forms[:2])
+        forms = spell(view(write(f"It fails so:\n{block}\n{prose}", "second", "third"), 4000))[0]
+        whole, head = (form.edits[0].text for form in forms[2:4])
         assert (whole.count("palimpsest, intact: ref:"), whole.count("[shortened by palimpsest")) == (1, 0)
         assert (head.count("palimpsest, intact: ref:"), head.count("[shortened by palimpsest")) == (0, 1)
         # On its first page the reference of the turn shows a short block, too.
-        assert len(forms[1].references) == head.count("ref:") == 1 + names
-    short = spell(view(write(f"It fails so:\n{small}", "second", "third"), 1000))[0]
-    assert len(set(short)) == 1
-    both = spell(view(write(f"It fails so:\n{small}\n{RULES}", RULES, "third"), 1000))[0][0].edits[0].text
+        assert len(forms[3].references) == head.count("ref:") == 1 + names
+    short = spell(view(write(f"It fails so:\n{small}", "second", "third"), 4000))[0]
+    assert len(set(short[1:])) == 1
+    both = spell(view(write(f"It fails so:\n{small}\n{RULES}", RULES, "third"), 4000))[0][1].edits[0].text
     assert (both.count("left out"), both.count("ref:"), both.count("[shortened by palimpsest")) == (2, 1, 1)
 
 
@@ -217,12 +217,12 @@ def test_images_of_older_turns_give_way_to_their_description() -> None:
         "What is wrong here?\n[shortened by palimpsest, not by the user (without image 640x480, PDF, 3 pages);"
         f" the original is intact: {reference}]"
     )
-    assert whole.tokens == count(edit.text) + 4 and heads == [whole, whole]
+    assert whole.tokens == count(edit.text) + 4 and heads == [whole] * 4
     mute = picture(view(write("", "second", "third"), 10_000), 0, "image 640x480")
     assert spell(mute)[0][0].edits[0].text.startswith("[shortened by palimpsest, not by the user (without image")
     pasted = picture(view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000), 0, "image 640x480")
-    assert "600 lines that the user pasted" in spell(pasted)[0][0].edits[0].text
-    assert "(without image 640x480)" in spell(pasted)[0][0].edits[0].text
+    assert "600 lines that the user pasted" in spell(pasted)[0][1].edits[0].text
+    assert all("(without image 640x480)" in form.edits[0].text for form in spell(pasted)[0])
     newest = picture(view(write("first", "second", "third"), 10_000), 3, "image 640x480")
     assert all(not form.edits for form in spell(newest)[0])
 
@@ -231,14 +231,14 @@ def test_a_turn_with_a_result_that_nobody_asked_for_has_one_form() -> None:
     messages = [user(f"It fails so:\n{LOG}"), result("x", "none asked"), said("Hm."), *write("second", "third")]
     seen = view(messages, 10_000)
     whole = sum(each.tokens for each in seen.messages[:2])
-    assert spell(seen) == {0: (UserMessageForm(0, whole),)}
+    assert spell(seen) == {0: (UserMessageForm(0, whole),) * 3}
 
 
 def test_words_that_would_only_grow_stay() -> None:
     seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
     small = msgspec.structs.replace(seen.messages[0], tokens=5)
     changed = msgspec.structs.replace(seen, messages=[small, *seen.messages[1:]])
-    assert spell(changed) == {0: (UserMessageForm(0, 5),) * 3}
+    assert spell(changed) == {0: (UserMessageForm(0, 5),) * 5}
 
 
 def know(*texts: str) -> NewerLines:
@@ -309,9 +309,7 @@ def test_a_block_comes_back_where_no_turn_that_has_it_is_sent_whole() -> None:
     assert list_levels(messages, settle(messages, 5000))[1] == 0 and settle(messages, 5000).shown[0] == first
     tight = settle(messages, 1500)
     assert tight.shown[0] == first.with_blocks and tight.shown[1].edits != second.edits
-    # It stays so in the next epoch, and where there is no room for it the note has to do.
-    frozen = ContextPlan(9, (Written("a ledger", 0, 9), Kept(0), *tight.shown[1].edits), (), 0)
-    assert settle(messages, 1500, frozen).shown[0] == first.with_blocks
+    # Where there is no room for it the note has to do.
     assert settle(messages, first.tokens + 10).shown[0] == first
 
 
@@ -324,12 +322,17 @@ def test_what_is_left_out_stands_in_one_of_the_newest_or_of_the_next_newer_turns
     assert "left out" in once[0][0].edits[0].text and not once[2][0].edits
 
 
-def test_the_first_characters_end_before_a_note_of_ours_that_would_be_cut() -> None:
-    (shown,) = (forms[1] for forms in [spell(view(write(f"{'say ' * 90}\n{RULES}", RULES, "third"), 10_000))[0]])
-    text = shown.edits[0].text.split("\n[shortened by")[0]
-    assert text == f"{('say ' * 90).rstrip()}…"
-    head = spell(view(write(f"Task\n{RULES}\n{'say ' * 200}", RULES, "third"), 10_000))[0][1].edits[0].text
-    assert "stand word for word in a newer message of the user …]\nsay" in head
+def test_the_first_and_last_characters_have_no_part_of_a_note_of_ours() -> None:
+    def shorten(text: str, form: int = 3) -> str:
+        text = spell(view(write(text, RULES, "third"), 10_000))[0][form].edits[0].text
+        return text.split("\n[shortened by")[0]
+
+    first, last = ("say " * 57).strip(), ("end " * 36).strip()
+    assert shorten(f"{first} {RULES}\n{RULES}\n{last}").startswith(f"{first} Rule 0")
+    assert shorten(f"{first}\n{RULES}\n{'end ' * 90}").startswith(f"{first}… […] …end end")
+    assert shorten(f"{'say ' * 90}\n{RULES}\n{last}").endswith(f" say… […] …{last}")
+    assert "stand word for word in a newer message of the user …]\nsay" in shorten(f"Task\n{RULES}\n{'say ' * 200}")
+    assert shorten("x" * 900) == f"{'x' * 216}… […] …{'x' * 136}"
 
 
 def test_pins_and_the_newest_are_not_among_them() -> None:
@@ -349,7 +352,8 @@ def test_of_the_newest_turns_all_but_the_very_newest_can_be_shortened() -> None:
     seen = view(write(*texts), 10_000)
     forms = list_newest_forms(seen, index_conversation(seen, POLICY, extract_features), count)
     assert list(forms) == [2]
-    whole, head, short = (shown.edits[0].text for shown in forms[2])
+    _, whole, bare, head, short = (shown.edits[0].text for shown in forms[2])
+    assert whole == bare and find_bare(forms[2]) == forms[2][2]
     assert "[… 12 lines left out" in whole and "600 lines that the user pasted" in whole
     assert whole.startswith("Task two\n") and head.startswith("Task two\n") and len(head) > len(short)
     pinned = msgspec.structs.replace(seen, pinned=frozenset([3]))
@@ -375,7 +379,7 @@ def test_of_a_turn_that_does_not_fit_the_largest_blocks_give_way_first() -> None
     shown = fit(text, 900)
     assert shown.startswith(f"It fails so:\n{small}\nand so:\n```python\ndef word_0():") and count(shown) <= 900
     assert "\n```\nWhy?\n[shortened by palimpsest" in shown
-    assert "lines that the user pasted" in shown and "is left out …]" in shown
+    assert "lines of python that the user pasted" in shown and "is left out …]" in shown
 
 
 def test_a_block_that_gives_way_has_its_outline_where_that_is_short() -> None:

@@ -338,7 +338,7 @@ def write_day() -> list[RawMessage]:
     messages: list[RawMessage] = [user("begin")]
     for i, rule in enumerate(RULES):
         filling = "\n".join(f"Here is remark {i} {k}, which is long." for k in range(90))
-        messages += [user(f"{filling}\n{rule}"), *act(f"a{i}", f"cat {i}.py", f"{i}\n{OUTPUT}")]
+        messages += [user(f"{filling}\n{rule}\n{filling}"), *act(f"a{i}", f"cat {i}.py", f"{i}\n{OUTPUT}")]
     return [*messages, user("go on"), *act("x", "ls", "a"), user("and on"), *act("y", "ls", "b")]
 
 

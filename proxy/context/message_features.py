@@ -95,7 +95,9 @@ _LONGEST_LINE_OUTSIDE = 200
 _OUTCOME_SEARCHED, _NEAR_END = 4000, 300
 _SUMMARY_LINES, _LAST_LINES = 6, 3
 
-_IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
+# How readers of files number lines: `cat -n` and `nl`, `grep -n`, Claude Code (an arrow), opencode (a bar).
+LINE_NUMBER = r"\d{1,7}[:\-\t |\u2192]"
+_IMPORT = re.compile(rf"(?m)^[ \t]*(?:{LINE_NUMBER}[ \t]*)?(?:from|import|#include|use|require|using)\b.{{1,300}}$")
 _WRITES = re.compile(
     r"(?:(?:>>?|\btee(?: -a)?)[ \t]*+"
     r"|\bsed -i\b(?:[^\n|;&]{400}[ \t]++|[^\n|;&]{0,400}[ \t](?![ \t]))"

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex, read_words
-from proxy.context.message_features import find_content
+from proxy.context.message_features import find_content, is_not_done
 from proxy.context.references import (
     CHAT_ACCESS,
     CHAT_RECALL,
@@ -28,7 +28,7 @@ from proxy.context.references import (
     sanitize_text,
 )
 from proxy.model.epoch import Compacted, ContextPlan, Reference, Written
-from proxy.model.messages import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD, ToolCall
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
@@ -179,11 +179,11 @@ _DIGITS = re.compile(r"\d+")
 class UnusualOutputs(msgspec.Struct, frozen=True, gc=False):
     """Outputs that say by themselves how a call ended: `shown` has the first line of each, by place.
 
-    Those in `refused` came from the harness, which did not carry out the call.
+    `refused` has the calls that were not carried out, by their place and id.
     """
 
     shown: Mapping[int, str] = {}
-    refused: frozenset[int] = frozenset()
+    refused: frozenset[tuple[int, str]] = frozenset()
 
 
 _ALL_USUAL = UnusualOutputs()
@@ -191,9 +191,11 @@ _ALL_USUAL = UnusualOutputs()
 
 def has_effects(index: ConversationIndex, step: AgentStep, unusual: UnusualOutputs = _ALL_USUAL) -> bool:
     """Return whether a step changed something: it made such a call, and not all of its calls were refused."""
-    outputs = [place for place in step.places if index.messages[place].structure.role == "tool"]
-    is_refused = bool(outputs) and unusual.refused.issuperset(outputs)
-    return not is_refused and any(index.found[place].effects for place in step.places)
+    return any(
+        index.found[place].effects
+        and not unusual.refused.issuperset((place, call.id) for call in index.messages[place].message.calls)
+        for place in step.places
+    )
 
 
 def format_step(
@@ -216,7 +218,7 @@ def format_step(
         return f'said: "{cut_words(said, 3 * detail.said)}"'
     mark = "! " if is_act else ""
     intent = f'"{cut_words(said, detail.said)}" · ' if said else ""
-    return f"{mark}{intent}{'; '.join(asked)}{_format_outcome(index, step.places, unusual)}"
+    return f"{mark}{intent}{'; '.join(asked)}{format_outcome(index, step.places, unusual)}"
 
 
 def _list_asked(index: ConversationIndex, step: AgentStep, most: int, *, has_names: bool) -> list[str]:
@@ -250,7 +252,7 @@ def cut_words(text: str, most: int) -> str:
     return " ".join(words) if len(words) <= most else f"{' '.join(words[:most])}…"
 
 
-def _format_outcome(index: ConversationIndex, places: range, unusual: UnusualOutputs) -> str:
+def format_outcome(index: ConversationIndex, places: range, unusual: UnusualOutputs) -> str:
     """Say how calls ended: a failure, the line of an unusual output, or the number of their lines."""
     outputs = [index.found[place] for place in places if index.messages[place].structure.role == "tool"]
     if not outputs:
@@ -333,24 +335,55 @@ def _find_covered_steps(index: ConversationIndex, frozen: ContextPlan, stop: int
     return frozenset(i for i, step in enumerate(index.steps) if step.stop <= stop and kept.isdisjoint(step.places))
 
 
-def find_unusual(index: ConversationIndex) -> UnusualOutputs:
-    """Find the outputs that are equal to at least two others, or lack the line that nearly all others begin with.
+class _Answer(msgspec.Struct, frozen=True, gc=False):
+    """An output, and the place and the index of its call in that message; a message may have several outputs."""
 
-    Of the latter those that several calls got alike are refusals. That an output is repeated proves nothing alone:
-    "done" is, too. No harness is known by name; what is usual is taken from the conversation itself.
+    place: int
+    text: str
+    asked_at: int
+    call: ToolCall
+    asked: str
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.asked_at, self.call.id
+
+
+def find_unusual(index: ConversationIndex) -> UnusualOutputs:
+    """Find the outputs that say themselves how their calls ended, and the calls that were refused.
+
+    The former are equal to at least two others, lack the line that nearly all others begin with, or refuse. Of those
+    without that line a refusal is one that says so, or is like another, or whose call is made again at once. That an
+    output is repeated proves nothing alone: "done" is, too. No harness is known by name; what is usual is taken from
+    the conversation itself.
     """
-    places = [place for place, seen in enumerate(index.messages) if seen.structure.role == "tool"]
-    texts = {place: index.messages[place].message.text for place in places}
-    begins = {place: _DIGITS.sub("0", text[: _LONGEST_WRAPPER + 1].partition("\n")[0]) for place, text in texts.items()}
-    usual, times = Counter(begins.values()).most_common(1)[0] if places else ("", 0)
-    has_usual = 0 < len(usual) <= _LONGEST_WRAPPER and times >= max(_LEAST_OUTPUTS, _USUAL_SHARE * len(places))
-    bare = [place for place in places if has_usual and begins[place] != usual and texts[place].strip()]
-    heads = {place: _DIGITS.sub("0", texts[place][:_HEAD]) for place in bare}
-    alike, same = Counter(heads.values()), Counter(index.found[place].digest for place in places)
-    told = {*bare, *(place for place in places if same[index.found[place].digest] >= _LEAST_ALIKE)}
-    shown = {place: _find_first_line(texts[place]) for place in sorted(told)}
-    refused = frozenset(place for place, head in heads.items() if alike[head] >= _LEAST_ALIKE)
-    return UnusualOutputs({place: line for place, line in shown.items() if line}, refused)
+    answers = list(_list_answers(index))
+    begins = [_DIGITS.sub("0", each.text[: _LONGEST_WRAPPER + 1].partition("\n")[0]) for each in answers]
+    usual, times = Counter(begins).most_common(1)[0] if answers else ("", 0)
+    has_usual = 0 < len(usual) <= _LONGEST_WRAPPER and times >= max(_LEAST_OUTPUTS, _USUAL_SHARE * len(answers))
+    bare = {n: _DIGITS.sub("0", each.text[:_HEAD]) for n, each in enumerate(answers)
+            if has_usual and begins[n] != usual and each.text.strip()}  # fmt: skip
+    alike, same = Counter(bare.values()), Counter(index.found[each.place].digest for each in answers)
+    again = {n for n in bare if n + 1 < len(answers) and answers[n].asked == answers[n + 1].asked}
+    refused = {n for n, head in bare.items() if alike[head] > 1} | again
+    refused |= {n for n, each in enumerate(answers) if is_not_done(each.call.name, each.text)}
+    repeated = {n for n, each in enumerate(answers) if same[index.found[each.place].digest] >= _LEAST_ALIKE}
+    shown = {answers[n].place: _find_first_line(answers[n].text) for n in sorted({*bare, *repeated, *refused})}
+    return UnusualOutputs(
+        {place: line for place, line in shown.items() if line}, frozenset(answers[n].key for n in refused)
+    )
+
+
+def _list_answers(index: ConversationIndex) -> Iterator[_Answer]:
+    """Yield the outputs of calls that the conversation has."""
+    calls: dict[str, tuple[int, ToolCall, str]] = {}
+    for place, seen in enumerate(index.messages):
+        asked = index.found[place].asked
+        calls |= {call.id: (place, call, text) for call, text in zip(seen.message.calls, asked, strict=True)}
+        results = seen.message.results if seen.structure.role == "tool" else ()
+        for id, text in zip(results, seen.message.outputs or (seen.message.text,) * len(results), strict=True):
+            if id in calls:
+                yield _Answer(place, text, *calls[id])
 
 
 def _find_first_line(text: str) -> str:

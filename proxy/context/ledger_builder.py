@@ -25,6 +25,7 @@ from proxy.context.ledger import (
     choose_header,
     cut_pages,
     find_unusual,
+    format_outcome,
     format_step,
     format_user_turn,
     has_effects,
@@ -171,19 +172,19 @@ def _collect_material(
         fitting = [word for word, place in identifiers.newest.items() if removed[place] and word not in live]
         words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]
         quotes = order_quotes(index, gone, identifiers.ages)
-    blocks = list(_list_blocks(index, sorted(gone)))
     unusual = find_unusual(index)
+    blocks = list(_list_blocks(index, sorted(gone), unusual))
     acts = frozenset(n for n, block in enumerate(blocks) if _find_act(index, block, unusual) is not None)
     format_block = cache(lambda n, detail: _format_block(index, blocks[n], detail, unusual, has_names=len(names) > 1))
     return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, acts, format_block)
 
 
-def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_StepRun]:
-    """Yield the blocks of removed steps; neighbours with the same calls are one."""
+def _list_blocks(index: ConversationIndex, gone: Sequence[int], unusual: UnusualOutputs) -> Iterator[_StepRun]:
+    """Yield the blocks of removed steps; neighbours with the same calls that ended alike are one."""
     first = last = -1
     for i in gone:
         if first >= 0:
-            if i == last + 1 and _are_equal(index, first, i):
+            if i == last + 1 and _are_equal(index, first, i, unusual):
                 last = i
                 continue
             yield _make_block(index, first, last)
@@ -197,10 +198,14 @@ def _make_block(index: ConversationIndex, first: int, last: int) -> _StepRun:
     return _StepRun(first, last, step.kind == "user", step.turn)
 
 
-def _are_equal(index: ConversationIndex, one: int, other: int) -> bool:
-    """Return whether two steps made the same calls, at least one, and the user says nothing in them."""
-    asked = [[index.found[place].asked for place in index.steps[i].places] for i in (one, other)]
-    return any(asked[0]) and asked[0] == asked[1] and "user" not in (index.steps[one].kind, index.steps[other].kind)
+def _are_equal(index: ConversationIndex, one: int, other: int, unusual: UnusualOutputs) -> bool:
+    """Return whether two steps made the same calls with the same outcome, and the user says nothing in them."""
+    steps = index.steps[one], index.steps[other]
+    asked = [[index.found[place].asked for place in step.places] for step in steps]
+    if not any(asked[0]) or asked[0] != asked[1] or "user" in (steps[0].kind, steps[1].kind):
+        return False
+    ends = [(has_effects(index, step, unusual), format_outcome(index, step.places, unusual)) for step in steps]
+    return ends[0] == ends[1]
 
 
 def _write(material: _Material, room: float, rules: str, count: Callable[[str], int]) -> Ledger:

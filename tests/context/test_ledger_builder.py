@@ -3,12 +3,12 @@ import re
 import pytest
 
 from proxy.context.conversation import BuilderPolicy, index_conversation
-from proxy.context.ledger import FIRST_CHAT_HEADER, FIRST_HEADER, LEDGER_END, NEXT_HEADER, CarriedLedgers
+from proxy.context.ledger import FIRST_CHAT_HEADER, FIRST_HEADER, LEDGER_END, NEXT_HEADER, CarriedLedgers, find_unusual
 from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
 from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE, render_original, unfold_words
 from proxy.model.epoch import Written
-from tests.support.views import RawMessage, act, count, name_reference, said, user, view
+from tests.support.views import RawMessage, act, call, count, name_reference, result, said, user, view
 
 LONG = [
     m
@@ -229,6 +229,34 @@ def test_a_call_that_the_harness_refused_is_told_with_its_answer_and_not_as_a_ch
     assert "22 rm lost_0.py → Please send exactly one command, found 2. ref:" in find_line(made, "lost_0.py")
     assert "! rm gone.py → no output" in find_line(made, "gone.py")
     assert "! git add -A → diff --git a/one.py b/one.py" in find_line(made, "git add")
+
+
+def test_a_refusal_is_known_from_the_first_and_equal_calls_share_a_line_only_where_they_ended_alike() -> None:
+    """The first was refused and did nothing; the harness's words are its own, and it wraps what it runs."""
+    work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
+    tried = [*act("r1", "sed -i 225d a.py", "One at a time, if you would."), *act("r2", "sed -i 225d a.py", wrap(""))]
+    again = [*act("r3", "sed -i 225d a.py", wrap("")), *act("r4", "rm b.py", REFUSAL.format(2))]
+    rest = [*act("y", "ls", wrap("y")), *act("z", "ls", wrap("x"))]
+    made = archive(1500, [user("go"), *work, *tried, *again, *rest])
+    assert "22 sed -i 225d a.py → One at a time, if you would. ref:" in find_line(made, "22 ")
+    assert "23-24 ! sed -i 225d a.py → no output (2 times) ref:" in find_line(made, "23-24")
+    assert "25 rm b.py → Please send exactly one command, found 2. ref:" in find_line(made, "25 ")
+
+
+def test_of_calls_at_once_each_has_its_own_outcome() -> None:
+    both = [call("a", "rm one.py"), result("a", "The user rejected this."), result("b", "removed")]
+    both[0]["tool_calls"] += call("b", "cat two.py", "read")["tool_calls"]
+    alone = [call("c", "cat three.py", "read"), result("c", "x"), result("d", "The user rejected this.")]
+    alone[0]["tool_calls"] += call("d", "rm four.py", "shell")["tool_calls"]
+    found = index_conversation(view([user("go"), *both, *alone], 10_000), BuilderPolicy(), extract_features)
+    assert find_unusual(found).refused == {(1, "a"), (4, "d")}
+    polls = [m for i in range(4) for m in act(f"p{i}", "git pull", "ready" if i == 2 else f"{i}\na\nbit")]
+    made = archive(900, [user("go"), *polls, user("b"), *act("z", "ls", "x")])
+    assert [line.partition(" ref:")[0] for line in list_lines(made) if "pull" in line] == [
+        "2-3 ! git pull → 3 lines (2 times)",
+        "4 ! git pull → 1 line",
+        "5 ! git pull → 3 lines",
+    ]
 
 
 def test_an_output_that_others_repeat_is_shown_and_stays_a_change() -> None:

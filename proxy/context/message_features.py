@@ -257,7 +257,7 @@ def count_lines(text: str) -> int:
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,80}>")
 _LABEL = re.compile(r"\A\W*[A-Za-z]{2,12}:\s")
-_LONGEST_SAID, _SAID_SEARCHED = 320, 2000
+_LONGEST_SAID, _SAID_SEARCHED = 600, 2000
 
 
 def summarize_saying(text: str) -> str:

@@ -139,7 +139,9 @@ def names(text: str, place: int, plan: ContextPlan) -> bool:
 
 
 def is_told(line: str, place: int, plan: ContextPlan) -> bool:
-    return names(line, place, plan) and ("the user said" in line or "messages of the user" in line)
+    return names(line, place, plan) and (
+        "the user said" in line or re.search("messages? of the user", line) is not None
+    )
 
 
 def check_cut(original: str, edit: Replaced, plan: ContextPlan) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from proxy.context.answered_turns import keep_pairs
 from proxy.context.budget import MESSAGE_FRAME, find_cap
 from proxy.context.conversation import (
     BuilderPolicy,
@@ -61,6 +62,7 @@ from proxy.context.tool_outputs import (
     trim_message,
 )
 from proxy.context.user_messages import (
+    HEADS_SHARE,
     WHOLE_SHARE,
     MessageForms,
     UserMessageForm,
@@ -309,8 +311,10 @@ class ContextBuilder:
         """Return the messages that stay at a level in any case."""
         least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
         older = choose_older_forms(view, index, words.older, least, share=level.users, floor=level.floor)
+        room = level.users * (WHOLE_SHARE + HEADS_SHARE) * view.budget.usable
+        older, answers = keep_pairs(index, older, least, room)
         second = [find_bare(forms) for forms in words.second.values()] if level.is_bare else ()
-        staying = add_paired(index, least, index.newest | index.fixed | {each.step for each in older.shown})
+        staying = add_paired(index, least, index.newest | index.fixed | answers | {each.step for each in older.shown})
         closed = frozenset(output for _, output in index.pairs if output < least) - staying
         pruned = self._prune_led(view, index, [i for i in staying if i < least])
         marked = {**words.large, **pruned, **_list_shortened((*older.shown, *second))}

@@ -14,11 +14,9 @@ import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex, read_words
-from proxy.context.message_features import find_content
+from proxy.context.message_features import find_content, is_not_done
 from proxy.context.references import (
-    CHAT_ACCESS,
     CHAT_RECALL,
-    HEADER_ACCESS,
     HEADER_RECALL,
     NOTE_ACCESS,
     NOTE_RECALL,
@@ -28,7 +26,7 @@ from proxy.context.references import (
     sanitize_text,
 )
 from proxy.model.epoch import Compacted, ContextPlan, Reference, Written
-from proxy.model.messages import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD, ToolCall
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
@@ -83,15 +81,18 @@ def _list_pages(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[P
 _STORY = (
     f"[{LEDGER_HEAD}: earlier work, told by a proxy; not the words of the user.]\n"
     "Completed steps that stood here, in order: what the assistant said and did, and how it ended. `!` changed"
-    " something: it is done, not to be repeated. Behind | are words of a step, indented below it lines of it. Originals"
-    " are intact under their references."
+    " something: it is done, not to be repeated. Behind | are words of a step, indented below it lines of it."
 )
 _CHAT = (
     f"[{LEDGER_HEAD}: earlier messages, told by a proxy; not the words of the user.]\n"
-    "They stood here, in this order, and are told by their beginnings. Originals are intact under their references"
+    "They stood here, in this order, and are told by their beginnings."
 )
-FIRST_HEADER = _STORY + HEADER_ACCESS
-FIRST_CHAT_HEADER = _CHAT + CHAT_ACCESS
+_NAMED = " Originals are intact under their references, that of a range of steps is named once"
+FIRST_HEADER = (
+    f"{_STORY} Originals are stored, but not shown: run a command that only reads again, or ask the user for"
+    " `palimpsest search`."
+)
+FIRST_CHAT_HEADER = f"{_CHAT} Originals are stored, but not shown: ask the user for `palimpsest search`."
 NEXT_HEADER = f"[{LEDGER_HEAD}: the work here]"
 LEDGER_END = "[End of the ledger]"
 
@@ -103,19 +104,20 @@ def render_note(left: int, *, has_tool: bool) -> str:
 
 
 def choose_header(*, has_calls: bool, has_tool: bool) -> str:
-    """Return the header of the first ledger. `has_tool`: the model has the tool to recall."""
-    if has_calls:
-        return _STORY + (HEADER_RECALL if has_tool else HEADER_ACCESS)
-    return _CHAT + (CHAT_RECALL if has_tool else CHAT_ACCESS)
+    """Return the header of the first ledger. `has_tool`: the model has the tool to recall, so lines name references."""
+    if not has_tool:
+        return FIRST_HEADER if has_calls else FIRST_CHAT_HEADER
+    return f"{_STORY}{_NAMED}.{HEADER_RECALL}" if has_calls else f"{_CHAT}{_NAMED}{CHAT_RECALL}"
 
 
-_LONGEST_QUOTE, _LONGEST_TOOL, _LONGEST_SAID, _LONGEST_OUTCOME = 200, 40, 320, 60
+_LONGEST_QUOTE, _LONGEST_TOOL, _LONGEST_SAID, _LONGEST_OUTCOME = 200, 40, 600, 60
 
 
 class LedgerLine(msgspec.Struct, frozen=True, gc=False):
     """A line of the ledger: what it tells of the steps `first` to `last`, both included.
 
-    `references` are those of the pages of their original. `words` and `quotes` stood in the steps.
+    `references` are those of the pages of their original, or of a `range` of steps of which this is the first line.
+    `words` and `quotes` stood in the steps.
     """
 
     first: int
@@ -124,11 +126,22 @@ class LedgerLine(msgspec.Struct, frozen=True, gc=False):
     text: str = ""
     words: Sequence[str] = ()
     quotes: Sequence[str] = ()
+    range: str = ""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it tells nothing."""
+        return not (self.text or self.words or self.quotes)
 
 
 def render_section(lines: Sequence[LedgerLine], header: str, rules: str = "") -> str:
-    """Render a section of the ledger; the user's rules, where there are any, follow its header."""
+    """Render a section of the ledger; the user's rules, where there are any, follow its header.
+
+    A single line that needs no other header has none around it.
+    """
     told = [part for line in _join_bare(lines) for part in _render_line(line)]
+    if header == NEXT_HEADER and len(told) == 1 and not rules:
+        return f"[{LEDGER_HEAD}: {told[0]}]"
     return "\n".join((header, *([rules] if rules else ()), *told, LEDGER_END))
 
 
@@ -136,7 +149,7 @@ def _join_bare(lines: Sequence[LedgerLine]) -> Iterator[LedgerLine]:
     """Yield the lines, neighbours of which only the references are listed as one."""
     bare: LedgerLine | None = None
     for line in lines:
-        if line.text or line.words or line.quotes:
+        if not line.is_bare or line.range:
             yield from () if bare is None else (bare,)
             bare = None
             yield line
@@ -150,7 +163,7 @@ def _join_bare(lines: Sequence[LedgerLine]) -> Iterator[LedgerLine]:
 def _render_line(line: LedgerLine) -> Iterator[str]:
     steps = f"{line.first + 1}" if line.first == line.last else f"{line.first + 1}-{line.last + 1}"
     names = " ".join(f"ref:{each.id}" for each in line.references)
-    yield " ".join(filter(None, (steps, line.text, names))) + render_words(line.words)
+    yield " ".join(filter(None, (steps, line.text, line.range, names))) + render_words(line.words)
     yield from (f"    {sanitize_text(quote, _LONGEST_QUOTE)}" for quote in line.quotes)
 
 
@@ -160,15 +173,16 @@ _CHANGE_DIRECTORY = re.compile(r"cd [\w./~-]+ && ")
 class StepDetail(msgspec.Struct, frozen=True, gc=False):
     """How much of a step its line tells: words that the assistant said, and characters of a call's arguments.
 
-    `effects` are the characters where the call changed something.
+    `effects` are the characters where the call changed something, `answer` the words where there is no call.
     """
 
     said: int
     asked: int
     effects: int
+    answer: int
 
 
-FULL, BRIEF = StepDetail(14, 48, 110), StepDetail(7, 28, 60)
+FULL, BRIEF, LONG = StepDetail(14, 48, 110, 42), StepDetail(7, 28, 60, 21), StepDetail(14, 48, 110, 90)
 
 # An output is unusual where at least so many, and such a share of all, begin with another line of at most so many
 # characters; so many are alike; and so many characters of it are told.
@@ -179,11 +193,11 @@ _DIGITS = re.compile(r"\d+")
 class UnusualOutputs(msgspec.Struct, frozen=True, gc=False):
     """Outputs that say by themselves how a call ended: `shown` has the first line of each, by place.
 
-    Those in `refused` came from the harness, which did not carry out the call.
+    `refused` has the calls that were not carried out, by their place and id.
     """
 
     shown: Mapping[int, str] = {}
-    refused: frozenset[int] = frozenset()
+    refused: frozenset[tuple[int, str]] = frozenset()
 
 
 _ALL_USUAL = UnusualOutputs()
@@ -191,9 +205,11 @@ _ALL_USUAL = UnusualOutputs()
 
 def has_effects(index: ConversationIndex, step: AgentStep, unusual: UnusualOutputs = _ALL_USUAL) -> bool:
     """Return whether a step changed something: it made such a call, and not all of its calls were refused."""
-    outputs = [place for place in step.places if index.messages[place].structure.role == "tool"]
-    is_refused = bool(outputs) and unusual.refused.issuperset(outputs)
-    return not is_refused and any(index.found[place].effects for place in step.places)
+    return any(
+        index.found[place].effects
+        and not unusual.refused.issuperset((place, call.id) for call in index.messages[place].message.calls)
+        for place in step.places
+    )
 
 
 def format_step(
@@ -213,7 +229,7 @@ def format_step(
     said = sanitize_text(next((each.said for each in found if each.said), ""), _LONGEST_SAID)
     asked = _list_asked(index, step, detail.effects if is_act else detail.asked, has_names=has_names)
     if not asked:
-        return f'said: "{cut_words(said, 3 * detail.said)}"'
+        return f'said: "{cut_words(said, detail.answer)}"'
     mark = "! " if is_act else ""
     intent = f'"{cut_words(said, detail.said)}" · ' if said else ""
     return f"{mark}{intent}{'; '.join(asked)}{_format_outcome(index, step.places, unusual)}"
@@ -260,6 +276,60 @@ def _format_outcome(index: ConversationIndex, places: range, unusual: UnusualOut
     lines = sum(each.lines for each in outputs)
     count = f"{lines} line{'' if lines == 1 else 's'}" if lines else "no output"
     return f" → {cut_at_word(shown, _LONGEST_OUTCOME) if shown else count}"
+
+
+class StepRun(msgspec.Struct, frozen=True, gc=False):
+    """Removed steps that have one line: a single step, a run of equal ones, or a turn of the user and its answer.
+
+    `is_talk`: no calls are made in them.
+    """
+
+    first: int
+    last: int
+    is_user: bool
+    turn: int
+    is_talk: bool
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is a turn and its answer."""
+        return self.is_user and self.first != self.last
+
+
+def list_blocks(index: ConversationIndex, gone: Sequence[int], unusual: UnusualOutputs) -> Iterator[StepRun]:
+    """Yield the blocks of removed steps; neighbours with the same calls that ended alike are one."""
+    first = last = -1
+    for i in gone:
+        if first >= 0:
+            is_answer = i == last + 1 and first == last and _is_pair(index, first)
+            if is_answer or (i == last + 1 and _are_equal(index, first, i, unusual)):
+                last = i
+                continue
+            yield _make_block(index, first, last)
+        first = last = i
+    if first >= 0:
+        yield _make_block(index, first, last)
+
+
+def _make_block(index: ConversationIndex, first: int, last: int) -> StepRun:
+    step = index.steps[first]
+    return StepRun(first, last, step.kind == "user", step.turn, not step.has_calls)
+
+
+def _is_pair(index: ConversationIndex, first: int) -> bool:
+    """Return whether a step is a turn of the user, and the next one its answer, which stay or go together."""
+    turn, answer = index.steps[first : first + 2]
+    return (turn.kind, answer.kind) == ("user", "step") and not (turn.has_calls or answer.has_calls)
+
+
+def _are_equal(index: ConversationIndex, one: int, other: int, unusual: UnusualOutputs) -> bool:
+    """Return whether two steps made the same calls with the same outcome, and the user says nothing in them."""
+    steps = index.steps[one], index.steps[other]
+    asked = [[index.found[place].asked for place in step.places] for step in steps]
+    if not any(asked[0]) or asked[0] != asked[1] or "user" in (steps[0].kind, steps[1].kind):
+        return False
+    ends = [(has_effects(index, step, unusual), _format_outcome(index, step.places, unusual)) for step in steps]
+    return ends[0] == ends[1]
 
 
 def format_user_turn(index: ConversationIndex, step: AgentStep, most: int) -> str:
@@ -333,24 +403,55 @@ def _find_covered_steps(index: ConversationIndex, frozen: ContextPlan, stop: int
     return frozenset(i for i, step in enumerate(index.steps) if step.stop <= stop and kept.isdisjoint(step.places))
 
 
-def find_unusual(index: ConversationIndex) -> UnusualOutputs:
-    """Find the outputs that are equal to at least two others, or lack the line that nearly all others begin with.
+class _Answer(msgspec.Struct, frozen=True, gc=False):
+    """An output, and the place and the index of its call in that message; a message may have several outputs."""
 
-    Of the latter those that several calls got alike are refusals. That an output is repeated proves nothing alone:
-    "done" is, too. No harness is known by name; what is usual is taken from the conversation itself.
+    place: int
+    text: str
+    asked_at: int
+    call: ToolCall
+    asked: str
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.asked_at, self.call.id
+
+
+def find_unusual(index: ConversationIndex) -> UnusualOutputs:
+    """Find the outputs that say themselves how their calls ended, and the calls that were refused.
+
+    The former are equal to at least two others, lack the line that nearly all others begin with, or refuse. Of those
+    without that line a refusal is one that says so, or is like another, or whose call is made again at once. That an
+    output is repeated proves nothing alone: "done" is, too. No harness is known by name; what is usual is taken from
+    the conversation itself.
     """
-    places = [place for place, seen in enumerate(index.messages) if seen.structure.role == "tool"]
-    texts = {place: index.messages[place].message.text for place in places}
-    begins = {place: _DIGITS.sub("0", text[: _LONGEST_WRAPPER + 1].partition("\n")[0]) for place, text in texts.items()}
-    usual, times = Counter(begins.values()).most_common(1)[0] if places else ("", 0)
-    has_usual = 0 < len(usual) <= _LONGEST_WRAPPER and times >= max(_LEAST_OUTPUTS, _USUAL_SHARE * len(places))
-    bare = [place for place in places if has_usual and begins[place] != usual and texts[place].strip()]
-    heads = {place: _DIGITS.sub("0", texts[place][:_HEAD]) for place in bare}
-    alike, same = Counter(heads.values()), Counter(index.found[place].digest for place in places)
-    told = {*bare, *(place for place in places if same[index.found[place].digest] >= _LEAST_ALIKE)}
-    shown = {place: _find_first_line(texts[place]) for place in sorted(told)}
-    refused = frozenset(place for place, head in heads.items() if alike[head] >= _LEAST_ALIKE)
-    return UnusualOutputs({place: line for place, line in shown.items() if line}, refused)
+    answers = list(_list_answers(index))
+    begins = [_DIGITS.sub("0", each.text[: _LONGEST_WRAPPER + 1].partition("\n")[0]) for each in answers]
+    usual, times = Counter(begins).most_common(1)[0] if answers else ("", 0)
+    has_usual = 0 < len(usual) <= _LONGEST_WRAPPER and times >= max(_LEAST_OUTPUTS, _USUAL_SHARE * len(answers))
+    bare = {n: _DIGITS.sub("0", each.text[:_HEAD]) for n, each in enumerate(answers)
+            if has_usual and begins[n] != usual and each.text.strip()}  # fmt: skip
+    alike, same = Counter(bare.values()), Counter(index.found[each.place].digest for each in answers)
+    again = {n for n in bare if n + 1 < len(answers) and answers[n].asked == answers[n + 1].asked}
+    refused = {n for n, head in bare.items() if alike[head] > 1} | again
+    refused |= {n for n, each in enumerate(answers) if is_not_done(each.call.name, each.text)}
+    repeated = {n for n, each in enumerate(answers) if same[index.found[each.place].digest] >= _LEAST_ALIKE}
+    shown = {answers[n].place: _find_first_line(answers[n].text) for n in sorted({*bare, *repeated, *refused})}
+    return UnusualOutputs(
+        {place: line for place, line in shown.items() if line}, frozenset(answers[n].key for n in refused)
+    )
+
+
+def _list_answers(index: ConversationIndex) -> Iterator[_Answer]:
+    """Yield the outputs of calls that the conversation has."""
+    calls: dict[str, tuple[int, ToolCall, str]] = {}
+    for place, seen in enumerate(index.messages):
+        asked = index.found[place].asked
+        calls |= {call.id: (place, call, text) for call, text in zip(seen.message.calls, asked, strict=True)}
+        results = seen.message.results if seen.structure.role == "tool" else ()
+        for id, text in zip(results, seen.message.outputs or (seen.message.text,) * len(results), strict=True):
+            if id in calls:
+                yield _Answer(place, text, *calls[id])
 
 
 def _find_first_line(text: str) -> str:

@@ -16,11 +16,13 @@ from proxy.context.conversation import AgentStep, ConversationIndex, PlanRequest
 from proxy.context.ledger import (
     BRIEF,
     FULL,
+    LONG,
     NEXT_HEADER,
     CarriedLedgers,
     LedgerLine,
     Page,
     StepDetail,
+    StepRun,
     UnusualOutputs,
     choose_header,
     cut_pages,
@@ -28,6 +30,7 @@ from proxy.context.ledger import (
     format_step,
     format_user_turn,
     has_effects,
+    list_blocks,
     render_section,
 )
 from proxy.context.message_features import list_identifiers
@@ -51,14 +54,16 @@ _TOLD_LEAST, _TOLD_MOST_SHARE = 1500.0, 0.8
 _TASK_SHARE, _TASK_LEAST = 0.2, 300
 # The shares of what is left there for what finished tasks changed, in brief, and for how they ended.
 _ACTS_SHARE, _ENDS_SHARE = 0.3, 0.15
+# The share of the room for words that answers to the user may have at least: what these said comes before bare names.
+_ANSWERS_SHARE = 0.6
 _PAGES_SHARE = 0.35
 # Pages of one step that its line names.
 _MOST_PAGES = 6
 _REFERENCE_TOKENS = 9.0
 _LINE_TOKENS, _QUOTE_TOKENS = 4.0, 2.0
-_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 110.0, 24.0
+_FRAME_TOKENS, _NEXT_FRAME_TOKENS, _LINE_FRAME_TOKENS = 110.0, 24.0, 14.0
 # Tokens below which a ledger has one section, and of each section below which neighbours are joined, up to so many.
-_SECTIONS_LEAST, _SECTION_LEAST, _JOINED_LEAST = 600.0, 60.0, 400.0
+_SECTIONS_LEAST, _SECTION_LEAST, _JOINED_LEAST = 600.0, 40.0, 400.0
 # Characters of a user's turn on a line of the ledger, as far as the budget allows.
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
@@ -124,30 +129,22 @@ def build_ledger(
     return made
 
 
-class _StepRun(msgspec.Struct, frozen=True, gc=False):
-    """Removed steps that have one line: a single step, or a run of equal ones."""
-
-    first: int
-    last: int
-    is_user: bool
-    turn: int
-
-
 class _Material(msgspec.Struct, frozen=True, gc=False):
     """The candidates for a ledger: blocks, oldest first, and words and quotes in the order of their usefulness.
 
-    `owner` has the step of each message. `acts` are the numbers of the blocks that changed something, `format` tells
-    a block in one phrase; phrases are kept, as most blocks are tried several times.
+    `owner` has the step of each message, `gone` are the removed steps. `acts` are the numbers of the blocks that
+    changed something, `format` tells a block in one phrase; phrases are kept, as most blocks are tried several times.
     """
 
     view: PlanRequest
     index: ConversationIndex
     scope: LedgerScope
-    blocks: Sequence[_StepRun]
+    blocks: Sequence[StepRun]
     identifiers: IdentifierIndex
     words: Sequence[str]
     quotes: Sequence[QuotedLine]
     owner: Sequence[int]
+    gone: frozenset[int]
     acts: frozenset[int]
     format: Callable[[int, StepDetail], str]
 
@@ -171,45 +168,21 @@ def _collect_material(
         fitting = [word for word, place in identifiers.newest.items() if removed[place] and word not in live]
         words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]
         quotes = order_quotes(index, gone, identifiers.ages)
-    blocks = list(_list_blocks(index, sorted(gone)))
     unusual = find_unusual(index)
+    blocks = list(list_blocks(index, sorted(gone), unusual))
     acts = frozenset(n for n, block in enumerate(blocks) if _find_act(index, block, unusual) is not None)
     format_block = cache(lambda n, detail: _format_block(index, blocks[n], detail, unusual, has_names=len(names) > 1))
-    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, acts, format_block)
-
-
-def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_StepRun]:
-    """Yield the blocks of removed steps; neighbours with the same calls are one."""
-    first = last = -1
-    for i in gone:
-        if first >= 0:
-            if i == last + 1 and _are_equal(index, first, i):
-                last = i
-                continue
-            yield _make_block(index, first, last)
-        first = last = i
-    if first >= 0:
-        yield _make_block(index, first, last)
-
-
-def _make_block(index: ConversationIndex, first: int, last: int) -> _StepRun:
-    step = index.steps[first]
-    return _StepRun(first, last, step.kind == "user", step.turn)
-
-
-def _are_equal(index: ConversationIndex, one: int, other: int) -> bool:
-    """Return whether two steps made the same calls, at least one, and the user says nothing in them."""
-    asked = [[index.found[place].asked for place in index.steps[i].places] for i in (one, other)]
-    return any(asked[0]) and asked[0] == asked[1] and "user" not in (index.steps[one].kind, index.steps[other].kind)
+    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, gone, acts, format_block)
 
 
 def _write(material: _Material, room: float, rules: str, count: Callable[[str], int]) -> Ledger:
     """Write a ledger of about `room` tokens; the user's rules are additional."""
     is_first = not material.scope.carried.ledgers
-    number = _count_sections(_count_runs(material.blocks), room)
-    room -= (_FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS) + _NEXT_FRAME_TOKENS * max(0, number - 1)
+    room -= _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
     texts = _choose_texts(material, room)
     lines = _compose_lines(material, texts, _PAGES_SHARE * room)
+    number = _count_sections(len(_list_runs(material, [line for line in lines if line.text])), room)
+    room -= _LINE_FRAME_TOKENS * max(0, number - 1)
     quotes = take_fitting(
         material.quotes, _QUOTED_SHARE * room, lambda quote: estimate_tokens_of_word(quote.line) + _QUOTE_TOKENS
     )
@@ -220,21 +193,28 @@ def _write(material: _Material, room: float, rules: str, count: Callable[[str], 
     lines = _add_quotes(lines, quotes)
     words, pruned = _choose_words(material, lines, room)
     lines = [msgspec.structs.replace(line, words=words.get(n, ())) for n, line in enumerate(lines)]
+    lines = list(_name_ranges(material, lines))
     sections = _render_sections(material, lines, rules, is_first=is_first, most=number)
     references = tuple([each for line in lines for each in line.references])
     return Ledger(sections, references, sum(count(each.text) + MESSAGE_FRAME for each in sections), pruned)
 
 
-def _count_runs(blocks: Sequence[_StepRun]) -> int:
-    """Count the stretches of removed steps between steps that stay."""
-    return sum(n == 0 or block.first != blocks[n - 1].last + 1 for n, block in enumerate(blocks))
+def _list_runs(material: _Material, lines: Sequence[LedgerLine]) -> list[list[LedgerLine]]:
+    """Return the lines in runs between which a message stands that is sent, or an older ledger."""
+    runs: list[list[LedgerLine]] = []
+    for line in lines:
+        if runs and material.gone.issuperset(range(runs[-1][-1].last + 1, line.first)):
+            runs[-1].append(line)
+        else:
+            runs.append([line])
+    return runs
 
 
 def _count_sections(runs: int, room: float) -> int:
     """Return how many sections a ledger has: one for each run of steps, or fewer where headers would take too much."""
     if room < _SECTIONS_LEAST:
         return min(1, runs)
-    return runs if room >= runs * _SECTION_LEAST else max(1, int(room / _JOINED_LEAST))
+    return runs if room >= runs * _SECTION_LEAST else min(runs, max(1, int(room / _JOINED_LEAST)))
 
 
 def _choose_texts(material: _Material, room: float) -> dict[int, str]:
@@ -242,7 +222,8 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
 
     The user's turns come first, then what the running task changed, then of each finished task, in brief, what it
     changed and how it ended, then the other steps of the running task from the newest on, then more of the finished
-    ones. So no task is left without a line where there is room for one.
+    ones. So no task is left without a line where there is room for one. What the assistant answered to the user has
+    more room, before words that are told for their own sake.
     """
     told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
     texts = _choose_turns(material, _USERS_SHARE * told)
@@ -263,7 +244,42 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
         left -= _tell(material, task, min(left, max(_TASK_LEAST, _TASK_SHARE * left)), texts)
     for task in finished:
         left -= _tell(material, [n for n in task if n not in texts], left, texts)
+    _tell_answers(material, _compute_answers_room(material, room, texts), texts)
     return texts
+
+
+def _compute_answers_room(material: _Material, room: float, texts: Mapping[int, str]) -> float:
+    """Return the tokens for more of the answers: a share of what is left for words, or what these leave of it."""
+    rest = (1 - _QUOTED_SHARE) * room - sum(map(_estimate_line, texts.values()))
+    for word in material.words:
+        rest -= estimate_tokens_of_word(word)
+        if rest <= 0:
+            break
+    left = (1 - _QUOTED_SHARE) * room - sum(map(_estimate_line, texts.values()))
+    return max(0.0, rest, _ANSWERS_SHARE * left)
+
+
+def _tell_answers(material: _Material, room: float, texts: dict[int, str]) -> None:
+    """Tell what the assistant answered to the user in `room` tokens, the newest first: all in brief, then more."""
+    blocks = material.blocks
+    answers = [
+        n for n in reversed(range(len(blocks))) if blocks[n].is_talk and (blocks[n].is_pair or not blocks[n].is_user)
+    ]
+    for detail in (BRIEF, FULL, LONG):
+        for n in answers:
+            text = _tell_pair(material, n, detail) if blocks[n].is_pair else material.format(n, detail)
+            cost = _estimate_line(text) - (_estimate_line(texts[n]) if n in texts else 0.0)
+            if 0 < cost <= room:
+                texts[n], room = text, room - cost
+
+
+def _tell_pair(material: _Material, n: int, detail: StepDetail) -> str:
+    """Quote a turn of the user, and what the assistant answered."""
+    block = material.blocks[n]
+    quote = format_user_turn(
+        material.index, material.index.steps[block.first], _HEAD if detail is BRIEF else _LONG_HEAD
+    )
+    return f"{quote}, answered: {material.format(n, detail).partition(' ')[2]}"
 
 
 def _is_untold_act(material: _Material, n: int, texts: Mapping[int, str]) -> bool:
@@ -310,18 +326,18 @@ def _list_finished_tasks(material: _Material, steps: Sequence[int], running: int
         yield [end, *(n for n in others if n in material.acts)]
 
 
-def _find_act(index: ConversationIndex, block: _StepRun, unusual: UnusualOutputs) -> AgentStep | None:
+def _find_act(index: ConversationIndex, block: StepRun, unusual: UnusualOutputs) -> AgentStep | None:
     """Find the last step of a block that changed something."""
     steps = reversed(index.steps[block.first : block.last + 1])
     return next((step for step in steps if has_effects(index, step, unusual)), None)
 
 
 def _format_block(
-    index: ConversationIndex, block: _StepRun, detail: StepDetail, unusual: UnusualOutputs, *, has_names: bool
+    index: ConversationIndex, block: StepRun, detail: StepDetail, unusual: UnusualOutputs, *, has_names: bool
 ) -> str:
     step = _find_act(index, block, unusual) or index.steps[block.last]
     text = format_step(index, step, detail, unusual, has_names=has_names)
-    return text if block.first == block.last else f"{text} ({block.last - block.first + 1} times)"
+    return text if block.first == block.last or block.is_pair else f"{text} ({block.last - block.first + 1} times)"
 
 
 def _estimate_line(text: str) -> float:
@@ -336,7 +352,10 @@ def _choose_turns(material: _Material, room: float) -> dict[int, str]:
         for n in reversed(turns):
             step = material.index.steps[material.blocks[n].first]
             quote = format_user_turn(material.index, step, most)
-            text = f"{material.format(n, BRIEF)}; then {quote}" if step.has_calls else quote
+            if material.blocks[n].is_pair:
+                text = _tell_pair(material, n, BRIEF if most == _HEAD else FULL)
+            else:
+                text = f"{material.format(n, BRIEF)}; then {quote}" if step.has_calls else quote
             cost = _estimate_line(text) - (_estimate_line(texts[n]) if n in texts else 0.0)
             if cost <= room:
                 texts[n], room = text, room - cost
@@ -346,7 +365,8 @@ def _choose_turns(material: _Material, room: float) -> dict[int, str]:
 def _compose_lines(material: _Material, texts: Mapping[int, str], room: float) -> list[LedgerLine]:
     """Return the lines of all blocks in order. Neighbours that are not told share lines, one for each page.
 
-    The references of these pages may take `room` tokens, or the pages become larger.
+    The references of these pages may take `room` tokens, or the pages become larger. `_name_ranges` adds those of what
+    was only said.
     """
     steps, blocks = material.index.steps, material.blocks
     stretches = list(_list_stretches(blocks, texts))
@@ -356,37 +376,85 @@ def _compose_lines(material: _Material, texts: Mapping[int, str], room: float) -
             cut_pages(steps, blocks[first].first, blocks[last].last, PAGE if first in texts else most)
             for first, last in stretches
         ]
-        if sum(map(len, pages)) * _REFERENCE_TOKENS <= room or most > total:
+        named = sum(len(each) for each, (first, _) in zip(pages, stretches, strict=True) if not blocks[first].is_talk)
+        if named * _REFERENCE_TOKENS <= room or most > total:
             break
         most *= 2
     lines: list[LedgerLine] = []
-    for (first, _), each in zip(stretches, pages, strict=True):
-        if first in texts:
-            block = blocks[first]
-            lines.append(LedgerLine(block.first, block.last, _name(material, each), texts[first]))
+    for (first, last), each in zip(stretches, pages, strict=True):
+        if first in texts or blocks[first].is_talk:
+            references = () if blocks[first].is_talk else _name(material, each)
+            lines.append(LedgerLine(blocks[first].first, blocks[last].last, references, texts.get(first, "")))
         else:
-            lines += [LedgerLine(p.first, p.last, _name(material, [p]), _count_turns(material, p)) for p in each]
+            lines += [LedgerLine(p.first, p.last, _name(material, [p]), _count_turns(material, [p])) for p in each]
     return lines
 
 
-def _count_turns(material: _Material, page: Page) -> str:
-    """Say how many turns of the user are on a page, none of which is quoted."""
-    turns = sum(material.index.steps[i].kind == "user" for i in range(page.first, page.last + 1))
-    return "" if not turns else f"{turns} messages of the user" if turns > 1 else "the user said something"
+def _name_ranges(material: _Material, lines: Iterable[LedgerLine]) -> Iterator[LedgerLine]:
+    """Yield the lines, and of what was only said a reference for each page: it stands on the page's first line.
+
+    A line without words is left out if another one can have its reference.
+    """
+    steps = material.index.steps
+    talk: list[LedgerLine] = []
+    for line in lines:
+        is_talk = not any(steps[i].has_calls for i in range(line.first, line.last + 1))
+        if talk and not (is_talk and _are_on_one_page(steps, talk[0].first, line.last)):
+            yield from _name_range(material, talk)
+            talk = []
+        if is_talk:
+            talk.append(line)
+        elif not line.is_bare or line.references:
+            yield line
+    yield from _name_range(material, talk) if talk else ()
 
 
-def _list_stretches(blocks: Sequence[_StepRun], texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+def _are_on_one_page(steps: Sequence[AgentStep], first: int, last: int) -> bool:
+    """Return whether these steps, both included, made no calls and are together on one page."""
+    run = steps[first : last + 1]
+    return not any(step.has_calls for step in run) and sum(step.characters for step in run) <= PAGE
+
+
+def _name_range(material: _Material, talk: Sequence[LedgerLine]) -> Iterator[LedgerLine]:
+    """Yield the lines of a page on which nothing was done."""
+    steps, (first, last) = material.index.steps, (talk[0].first, talk[-1].last)
+    named = _name(material, cut_pages(steps, first, last))
+    told = [line for line in talk if not line.is_bare]
+    counted = _count_turns(material, [line for line in talk if not (told and line is told[0] and line.text)])
+    head = told[0] if told else LedgerLine(first, last, (), counted)
+    note = f"· {first + 1}-{last + 1}" if named and (first, last) != (head.first, head.last) else ""
+    if told and counted and (named or len(told) < len(talk)):
+        note = f"· {first + 1}-{last + 1} with {counted}"
+    head = msgspec.structs.replace(head, references=named, range=note)
+    if named or not head.is_bare:
+        yield head
+    yield from told[1:]
+
+
+def _count_turns(material: _Material, pages: Iterable[Page | LedgerLine]) -> str:
+    """Say how many removed turns of the user are on these pages, none of which is quoted."""
+    places = (i for page in pages for i in range(page.first, page.last + 1))
+    turns = sum(material.index.steps[i].kind == "user" for i in places if i in material.gone)
+    return "" if not turns else f"{turns} messages of the user" if turns > 1 else "a message of the user"
+
+
+def _list_stretches(blocks: Sequence[StepRun], texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last number of blocks that share lines: a told one, or untold neighbours."""
     first = 0
     for n in range(1, len(blocks) + 1):
         is_end = n == len(blocks) or n in texts or n - 1 in texts or blocks[n].first != blocks[n - 1].last + 1
-        if is_end and n > first:
+        if (is_end or blocks[n].is_talk or blocks[n - 1].is_talk) and n > first:
             yield first, n - 1
             first = n
 
 
 def _name(material: _Material, pages: Sequence[Page]) -> tuple[Reference, ...]:
-    """Return references to pages; of a long original only the first `_MOST_PAGES` are named."""
+    """Return references to pages; of a long original only the first `_MOST_PAGES` are named.
+
+    A model that has no way to read them is shown none.
+    """
+    if not material.view.has_tool:
+        return ()
     return tuple(
         [
             Reference(material.view.name(page.start, page.stop, page.offset), page.start, page.stop, page.offset)
@@ -440,6 +508,18 @@ def _add_quotes(lines: Sequence[LedgerLine], quotes: Iterable[QuotedLine]) -> li
     ]
 
 
+def _list_groups(runs: Iterable[list[LedgerLine]]) -> Iterator[list[list[LedgerLine]]]:
+    """Yield the runs of lines that share a section: one, and those before it that tell nothing."""
+    group: list[list[LedgerLine]] = []
+    for run in runs:
+        group.append(run)
+        if not all(line.is_bare for line in run):
+            yield group
+            group = []
+    if group:
+        yield group
+
+
 def _render_sections(
     material: _Material, lines: Sequence[LedgerLine], rules: str, *, is_first: bool, most: int
 ) -> tuple[Written, ...]:
@@ -449,13 +529,13 @@ def _render_sections(
     messages of the user whose work it tells.
     """
     index = material.index
-    runs: list[list[LedgerLine]] = []
-    for line in lines:
-        if runs and runs[-1][-1].last + 1 >= line.first:
-            runs[-1].append(line)
-        else:
-            runs.append([line])
-    joined = [runs[len(runs) * n // most : len(runs) * (n + 1) // most] for n in range(most)] if most else []
+    if not lines and material.gone:
+        first, last = min(material.gone), max(material.gone)
+        lines = [LedgerLine(first, last, (), f"{len(material.gone)} steps are not told")]
+    groups = list(_list_groups(_list_runs(material, lines)))
+    most = min(max(1, most), len(groups))
+    slices = [groups[len(groups) * n // most : len(groups) * (n + 1) // most] for n in range(most)]
+    joined = [[run for group in each for run in group] for each in slices]
     # A history must not begin with the assistant: only a message of the user may stay before the first section.
     begins = index.steps[min(material.scope.staying, default=0)]
     begins_with_user = not is_first or (begins.kind == "user" and not begins.has_calls)
@@ -471,7 +551,7 @@ def _render_sections(
             index.steps[group[-1 if n or begins_with_user else 0][0].first].start,
             index.steps[group[-1][-1].last].stop,
         )
-        for n, group in enumerate(filter(None, joined))
+        for n, group in enumerate(joined)
     ]
     if sections or not rules:
         return tuple(sections)

@@ -95,7 +95,9 @@ _LONGEST_LINE_OUTSIDE = 200
 _OUTCOME_SEARCHED, _NEAR_END = 4000, 300
 _SUMMARY_LINES, _LAST_LINES = 6, 3
 
-_IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
+# How readers of files number lines: `cat -n` and `nl`, `grep -n`, Claude Code (an arrow), opencode (a bar).
+LINE_NUMBER = r"\d{1,7}[:\-\t |\u2192]"
+_IMPORT = re.compile(rf"(?m)^[ \t]*(?:{LINE_NUMBER}[ \t]*)?(?:from|import|#include|use|require|using)\b.{{1,300}}$")
 _WRITES = re.compile(
     r"(?:(?:>>?|\btee(?: -a)?)[ \t]*+"
     r"|\bsed -i\b(?:[^\n|;&]{400}[ \t]++|[^\n|;&]{0,400}[ \t](?![ \t]))"
@@ -132,6 +134,33 @@ _ERROR_OBJECT = re.compile(
 _ERROR_LABEL = re.compile(
     r"(?i)(?:\w+ )?(?:error|fatal|failure|failed|exception)\s*+(?:(?:\[\w{1,40}\]|\(\w{1,40}\))\s*+)?:"
 )
+# How a harness says that it did not carry out a call, and how a tool says that it did nothing.
+_REFUSED = re.compile(
+    r"(?i)<tool_use_error>|InputValidationError"
+    r"|\b(?:exactly|only) (?:one|1|a single) (?:action|command|tool|function|call|code block)\b"
+    r"|\b(?:was|were|is|are|has|have|did|could|will) ?(?:not|n['\u2019]t) (?:be(?:en)? )?"
+    r"(?:executed?|carried out|approved?|authori[sz]ed|granted)\b"
+    r"|\b(?:rejected|denied|declined|refused|blocked) by (?:the |a |your )?(?:user|hook|policy|sandbox|rule)"
+    r"|\buser (?:has )?(?:rejected|denied|declined|refused|(?:does|did)(?: not|n['\u2019]t) (?:want|allow))\b"
+    r"|\b(?:tool|function|action|permission) (?:use|call|to use [\w.-]{1,60}|for [\w.-]{1,60})\b.{0,120}"
+    r"\b(?:rejected|denied|declined|refused|blocked|disallowed|interrupted)\b"
+    r"|\b(?:requires?|needs?|awaiting|without) (?:\w{1,20} ){0,2}(?:approval|permission|confirmation)\b"
+)
+_NOTHING_DONE = re.compile(
+    r"(?i)\b\d{1,4} validation errors?\b"
+    r"|\b(?:was|were|is|are|has|have|did|does|could|will|can) ?(?:not|n['\u2019]t|never) (?:be(?:en)? )?"
+    r"(?:run|appl(?:y|ied)|performed?|made|changed?|modified|saved?|read yet|allowed|permitted|supported|parsed?)\b"
+    r"|\bno (?:\w{1,20} )?(?:replacements?|changes?|edits?|modifications?|updates?) (?:was|were|has been|have been)\b"
+    r"|\b(?:string|text|snippet|block|lines?|old_str\w{0,4})\b.{0,60}"
+    r"\b(?:not found|not unique|did not (?:match|appear))\b"
+    r"|\b(?:matches|occurrences) of\b.{0,60}\b(?:string|text|snippet|old_str)"
+    r"|\b(?:tool|function|action)\b.{0,60}\b(?:not found|does(?: not|n['\u2019]t) exist)\b"
+    r"|\b(?:unknown|invalid|unrecognized|unsupported|malformed|no such) (?:tool|function|action|parameter|argument)s?\b"
+    r"|\bmissing (?:required )?(?:parameter|argument|field)s?\b"
+)
+_NOT_DONE_SEARCHED = 240
+# Tools whose calls are programs.
+_PROGRAM_TOOL = re.compile(r"(?i)bash|shell|exec|terminal|cmd|command|python|pwsh|(?<![a-z])(?:run|script|cell|repl\b)")
 _ERROR_LAST = re.compile(
     r"^(?:make(?:\[\d+\])?: \*\*\* |npm ERR! |E: |fatal: |error(?:\[\w{1,20}\])?: |Error: )"
     r"|: (?:command not found|No such file or directory|Permission denied|not found)$"
@@ -228,7 +257,7 @@ def count_lines(text: str) -> int:
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,80}>")
 _LABEL = re.compile(r"\A\W*[A-Za-z]{2,12}:\s")
-_LONGEST_SAID, _SAID_SEARCHED = 320, 2000
+_LONGEST_SAID, _SAID_SEARCHED = 600, 2000
 
 
 def summarize_saying(text: str) -> str:
@@ -254,6 +283,21 @@ def find_outcome(text: str) -> str:
     lines = [line for line in map(str.strip, ends.split("\n")) if line and not _TAG_LINE.fullmatch(line)]
     said = _find_failed_tests(lines) or _find_exception(ends) or _find_error_object(ends) or _find_error_message(lines)
     return " ".join(filter(None, (f"exit {code[1]}" if code else "", said[:_LONGEST_OUTCOME])))
+
+
+def is_not_done(tool: str, output: str) -> bool:
+    """Return whether an output says that its call, of a tool with this name, was not carried out.
+
+    An exit code says that it was. What a program says of an error does not say that it did nothing before.
+    """
+    if _EXIT_CODE.search(output[:_NEAR_END]) or _EXIT_CODE.search(output[-_NEAR_END:]):
+        return False
+    start, stop = find_content(output)
+    head = output[start : min(stop, start + _NOT_DONE_SEARCHED)]
+    if _REFUSED.search(head) is not None:
+        return True
+    is_error = _ERROR_LABEL.match(head) or _NOTHING_DONE.search(head) or _find_error_object(head)
+    return bool(is_error) and _PROGRAM_TOOL.search(tool) is None
 
 
 def _find_failed_tests(lines: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from textwrap import dedent
 from typing import Any, Literal
 
 import msgspec
@@ -245,6 +246,41 @@ def _list_script_definitions(text: str) -> Iterator[str]:
         yield f"{found[1][:8]}{found[2] or 'function'} {found[3] or found[4]} · line {line}"
 
 
+# How readers of files number lines: `cat -n` (indented, as no rows of a table are), Claude Code (→), opencode (a bar).
+_NUMBERED = re.compile(r"(?:[ \t]{0,12}(\d{1,7})(?:\u2192|\| ?)|[ \t]{1,12}(\d{1,7})\t)([^\n]*)\n?")
+_LEAST_NUMBERED, _MOST_WRAPPED, _LATEST_START = 3, 12, 100_000
+_PYTHON_LINE = re.compile(
+    r"([ \t]{0,60})(?:(?:async )?(def|class)[ \t]+(\w{1,200})|from[ \t]+([\w.]{1,200})[ \t]+import\b"
+    r"|import[ \t]+([\w.]{1,200}))"
+)
+
+
+def remove_line_numbers(text: str) -> str:
+    """Return a numbered text without its numbers and what stands before and behind it, each line in its place.
+
+    So an excerpt begins with empty lines. Other texts are returned unchanged.
+    """
+    found = list(map(_NUMBERED.match, text.splitlines(keepends=True)))
+    numbered = [(int(match[1] or match[2]), match[3]) for match in found if match is not None]
+    start = numbered[0][0] if numbered else 0
+    is_whole = len(numbered) >= max(_LEAST_NUMBERED, len(found) - _MOST_WRAPPED) and start <= _LATEST_START
+    if not is_whole or any(number != i for i, (number, _) in enumerate(numbered, start)):
+        return text
+    return "\n" * (start - 1) + dedent("\n".join(line for _, line in numbered)) + "\n"
+
+
+def scan_python(text: str) -> list[str]:
+    """Return the imports, then classes and functions with the lines on which they begin, of a part of a module."""
+    imported, defined = dict[str, None](), list[str]()
+    for number, line in enumerate(text.split("\n"), 1):
+        if (found := _PYTHON_LINE.match(line)) is not None:
+            indent, kind, name, *modules = found.groups()
+            if kind:
+                defined.append(f"{indent[:8]}{kind} {name} · line {number}")
+            imported.update(dict.fromkeys(filter(None, modules)))
+    return [*([f"imports {', '.join(imported)}"] if imported else []), *defined]
+
+
 MOST_LINES = 40
 LONGEST_LINE = 160
 _PREVIEW_HEAD, _PREVIEW_TAIL = 8, 4
@@ -322,15 +358,18 @@ def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Ou
     """Return the outline of a content; `parse` outlines the kinds that have no parser in this module."""
     if binary := detect_binary(text):
         return Outline(binary, text.count("\n") + 1, (_NOT_TEXT,), "nothing")
-    kind = detect_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
+    bare = remove_line_numbers(text)
+    kind = detect_kind(bare.lstrip("\n"), path)
     if kind in _PARSERS:
         most, parse_here = _PARSERS[kind]
-        found = parse_here(text) if len(text) <= most else []
+        found = parse_here(bare) if len(bare) <= most else []
     else:
-        found = parse(text, kind) if parse is not None else []
-    if kind in _SCRIPT_KINDS and len(text) <= _MOST_SCRIPT:
-        found = outline_script(text, found)
+        found = parse(bare, kind) if parse is not None else []
+    if kind in _SCRIPT_KINDS and len(bare) <= _MOST_SCRIPT:
+        found = outline_script(bare, found)
+    if kind == "python" and not found and bare is not text:
+        found = scan_python(bare)
     if found:
         return Outline(kind, lines, tuple(_limit_lines(found)))
     return Outline(kind, lines, tuple(_limit_lines(preview(text))), "preview" if text else "structure")

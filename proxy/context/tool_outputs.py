@@ -11,7 +11,7 @@ import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, estimate_tokens, find_cap
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
-from proxy.context.message_features import count_lines, find_outcome
+from proxy.context.message_features import count_lines, find_outcome, is_not_done
 from proxy.context.outline import LONGEST_LINE, OutlineParser, outline
 from proxy.context.references import (
     PAGE,
@@ -142,7 +142,12 @@ class _Output(msgspec.Struct, frozen=True, gc=False):
     @property
     def has_effects(self) -> bool:
         """Whether the call changed something."""
-        return self.asked is not None and self.asked.has_effects
+        return self.asked is not None and self.asked.has_effects and not self.is_refused
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the output says that the call was not carried out."""
+        return self.asked is not None and is_not_done(self.asked.call.name, self.text)
 
 
 def _read_output(index: ConversationIndex, place: int) -> _Output:
@@ -187,7 +192,7 @@ def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words:
         stone = Tombstone(
             references[0].id,
             asked.call.name if asked is not None else "unknown",
-            output.outcome,
+            output.outcome or ("refused" if output.is_refused else ""),
             output.lines,
             find_access(has_tool=view.has_tool, has_effects=output.has_effects),
             named,

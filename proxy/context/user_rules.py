@@ -197,6 +197,10 @@ MAX_RULES_TOKENS, RULES_SHARE = 2000, 0.06
 """The most tokens of the block of rules, and its largest share of the usable tokens."""
 
 _LONGEST = 600
+# Rules that begin with the same characters are one. No rule has more than this share of the block.
+_BEGINNING, _RULE_SHARE = 60, 0.25
+# Rules come first by their length, in steps of so many characters, then the newest.
+_SHORT = 160
 _HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
 
 # What makes a sentence an instruction that lasts is an imperative or a modal that is said to somebody, in the major
@@ -283,10 +287,16 @@ _RULE_INTRO = re.compile(
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
-    """A rule in the user's words, and the place of the message that states it."""
+    """A rule in the user's words, the place of the message that states it, and the introduction that it begins with."""
 
     place: int
     text: str
+    intro: str = ""
+
+    @property
+    def beginning(self) -> str:
+        """Return the words by which it is known: what begins alike states one rule, for another task."""
+        return self.text[: len(self.intro) + 1 + _BEGINNING]
 
 
 def format_message_number(place: int) -> str:
@@ -295,15 +305,16 @@ def format_message_number(place: int) -> str:
 
 
 def list_rules(index: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
-    """Return the rules in the user's messages (None: all) in order; of equal rules the newest."""
+    """Return the rules in the user's messages (None: all) in order; of rules that begin alike the newest."""
     found: dict[str, Rule] = {}
     for place in sorted({*list_user_places(index), *index.spoken}):
         if places is None or place in places:
             for sentence in list_sentences(read_words(index, place)):
                 if _is_rule(sentence):
-                    key = " ".join(sentence.said.casefold().split())
+                    rule = Rule(place, sentence.said, sentence.intro)
+                    key = " ".join(rule.beginning.casefold().split())
                     found.pop(key, None)
-                    found[key] = Rule(place, sentence.said)
+                    found[key] = rule
     return tuple(found.values())
 
 
@@ -320,10 +331,20 @@ def _is_rule(sentence: Sentence) -> bool:
 
 
 def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
-    """Format the block of these rules in at most `room` tokens, the newest if not all fit; empty if none does."""
-    lines = [f"{format_message_number(rule.place)}: {sanitize_text(rule.text, _LONGEST)}" for rule in rules]
-    kept = take_fitting(reversed(lines), room - (count(_HEAD) + 1), lambda line: count(line) + 1)
-    return "\n".join((_HEAD, *reversed(kept))) if kept else ""
+    """Format the block of these rules in at most `room` tokens; empty if none fits.
+
+    If not all fit, short ones come before long ones and then the newest first. A very long one is cut.
+    """
+    lines = [f"{format_message_number(rule.place)}: {_cut_rule(rule, _RULE_SHARE * room, count)}" for rule in rules]
+    ordered = sorted(reversed(range(len(rules))), key=lambda n: len(lines[n]) // _SHORT)
+    kept = take_fitting(ordered, room - (count(_HEAD) + 1), lambda n: count(lines[n]) + 1)
+    return "\n".join((_HEAD, *(lines[n] for n in sorted(kept)))) if kept else ""
+
+
+def _cut_rule(rule: Rule, room: float, count: Callable[[str], int]) -> str:
+    text = sanitize_text(rule.text, _LONGEST)
+    tokens = count(text)
+    return text if tokens <= room else sanitize_text(text, max(len(rule.beginning), int(len(text) * room / tokens)))
 
 
 def compute_rules_budget(usable: float) -> float:
@@ -346,10 +367,11 @@ def list_unsent_rules(
     known: Sequence[str],
     most: int | None = None,
 ) -> tuple[Rule, ...]:
-    """Return the rules of these steps, and of messages that are sent shortened, that no text sent contains verbatim.
+    """Return the rules of these steps, and of messages that are sent shortened, that no text sent contains.
 
-    `shortened` are the texts of the shortened messages by place, `known` are texts of the proxy that are sent. At most
-    `most` characters are searched, the newest messages first; None: all of them.
+    `shortened` are the texts of the shortened messages by place, `known` are texts of the proxy that are sent. Of these
+    and of what the user said last the beginning of a rule is enough. At most `most` characters are searched, the newest
+    messages first; None: all of them.
     """
     gone = {place for i in steps for place in index.steps[i].places}
     newest = {place for i in index.newest for place in (index.steps[i].start, *find_spoken(index, i))}
@@ -357,8 +379,9 @@ def list_unsent_rules(
     return tuple(
         rule
         for rule in list_rules(index, _choose_newest(index, gone | shortened.keys(), most))
-        if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
-        and not any(sanitize_text(rule.text, _LONGEST) in text for text in known)
+        if rule.text not in shortened.get(rule.place, "")
+        and not any(rule.beginning in text for text in said)
+        and not any(sanitize_text(rule.beginning, _LONGEST) in text for text in known)
     )
 
 

@@ -12,7 +12,7 @@ from math import log, log2
 import msgspec
 
 from proxy.context.conversation import ConversationIndex
-from proxy.context.message_features import find_namespace, is_name, is_opaque, is_wrapper_line
+from proxy.context.message_features import LINE_NUMBER, find_namespace, is_name, is_opaque, is_wrapper_line
 from proxy.context.references import list_argument_lines
 from proxy.model.messages import Message
 
@@ -122,7 +122,7 @@ def order_identifiers(identifiers: IdentifierIndex, words: Iterable[str]) -> lis
 _SHORTEST, _LONGEST = 20, 120
 _LOOKED_AT = 64_000
 
-_NUMBERED = re.compile(r"(?<!\d)\d++[:\-\t ]\s*")
+_NUMBERED = re.compile(rf"{LINE_NUMBER}\s*")
 _IMPORT = re.compile(r"(?:from|import|#include|use|require|using)\b")
 _IN_LETTERS = re.compile(r"[A-Za-z]{3}")
 
@@ -176,8 +176,8 @@ def list_lines(text: str) -> dict[str, None]:
     found: dict[str, None] = {}
     for line in text[:_LOOKED_AT].split("\n"):
         bare = line.strip()
-        if bare[:1].isdigit():
-            bare = _NUMBERED.sub("", bare, count=1)
+        if (number := _NUMBERED.match(bare)) is not None:
+            bare = bare[number.end() :]
         if _SHORTEST <= len(bare) <= _LONGEST and not is_wrapper_line(bare):
             found[bare] = None
     return found

@@ -26,7 +26,7 @@ from proxy.context.ledger import (
 from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE, forget_tool
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
-from proxy.model.messages import RECALL_TOOL
+from proxy.model.messages import LEDGER_HEAD, RECALL_TOOL
 from tests.support.views import RawMessage, act, call, count, said, user, view
 
 
@@ -64,17 +64,26 @@ A, B, C = (Reference(letter * 10, i, i + 1) for i, letter in enumerate("abc"))
 
 def test_it_says_what_it_is_and_how_to_get_an_original_back() -> None:
     for header in (FIRST_HEADER, FIRST_CHAT_HEADER):
-        assert "not the words of the user" in header and "intact" in header and "palimpsest expand ID" in header
+        assert "not the words of the user" in header and "stored" in header and "`palimpsest search`" in header
     assert "not to be repeated" in FIRST_HEADER
-    assert "command" not in FIRST_CHAT_HEADER.replace("`palimpsest expand ID`", "")
+    assert "command" not in FIRST_CHAT_HEADER
 
 
-def test_with_the_tool_it_says_how_to_call_it_and_without_it_again_as_it_did_before() -> None:
+def test_with_the_tool_it_says_how_to_call_it_and_where_it_cannot_be_called_what_else_there_is() -> None:
     for has_calls, plain in ((True, FIRST_HEADER), (False, FIRST_CHAT_HEADER)):
         assert choose_header(has_calls=has_calls, has_tool=False) == plain
         told = choose_header(has_calls=has_calls, has_tool=True)
-        assert RECALL_TOOL in told and "palimpsest expand" not in told and len(told) < len(plain)
-        assert forget_tool(told.encode()).decode() == plain
+        assert RECALL_TOOL in told and "palimpsest expand" not in told and "under their references" in told
+        assert RECALL_TOOL not in plain and "reference" not in plain
+        forgotten = forget_tool(told.encode()).decode()
+        assert RECALL_TOOL not in forgotten and "`palimpsest expand ID`" in forgotten
+
+
+def test_a_single_line_has_no_frame() -> None:
+    line = LedgerLine(3, 3, (A,), "ls → 1 lines", range="· 4-9")
+    assert render_section([line], NEXT_HEADER) == f"[{LEDGER_HEAD}: 4 ls → 1 lines · 4-9 ref:aaaaaaaaaa]"
+    for more in (render_section([line], NEXT_HEADER, "Rules: none"), render_section([line], FIRST_HEADER)):
+        assert more.endswith(f"\n{LEDGER_END}")
 
 
 def test_a_line_has_its_steps_what_is_told_its_references_and_words_and_quotes_below() -> None:

@@ -1,14 +1,16 @@
 import re
 
+import msgspec
 import pytest
 
 from proxy.context.conversation import BuilderPolicy, index_conversation
-from proxy.context.ledger import FIRST_CHAT_HEADER, FIRST_HEADER, LEDGER_END, NEXT_HEADER, CarriedLedgers
+from proxy.context.ledger import LEDGER_END, NEXT_HEADER, CarriedLedgers, choose_header, find_unusual
 from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
 from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE, render_original, unfold_words
 from proxy.model.epoch import Written
-from tests.support.views import RawMessage, act, count, name_reference, said, user, view
+from proxy.model.messages import LEDGER_HEAD
+from tests.support.views import RawMessage, act, call, count, name_reference, result, said, user, view
 
 LONG = [
     m
@@ -17,6 +19,7 @@ LONG = [
         f"{i}", f"grep word_{i:03} src/file_{i}.py", " ".join(f"def word_{i:03}_{k}(): pass" for k in range(60))
     )
 ]
+FIRST_HEADER = choose_header(has_calls=True, has_tool=True)
 MESSAGES = [user("go"), *LONG, user("and now"), *act("z", "ls", "fine")]
 FRAME = 4
 
@@ -170,8 +173,8 @@ def test_a_chat_is_told_by_what_was_said_and_its_header_asks_for_no_command() ->
     messages = [*talk, user("a"), said("b"), user("c")]
     made = archive(800, messages, staying=())
     text = "\n".join(list_lines(made))
-    assert text.startswith(FIRST_CHAT_HEADER)
-    assert 'the user said: "Question 18?"' in text and 'said: "My answer to that is number 18, of course."' in text
+    assert text.startswith(choose_header(has_calls=False, has_tool=True))
+    assert 'the user said: "Question 18?"' in text and 'answered: "My answer to that is number 18, of course."' in text
 
 
 def test_a_long_history_has_fewer_and_larger_pages_where_there_is_little_room() -> None:
@@ -231,6 +234,34 @@ def test_a_call_that_the_harness_refused_is_told_with_its_answer_and_not_as_a_ch
     assert "! git add -A → diff --git a/one.py b/one.py" in find_line(made, "git add")
 
 
+def test_a_refusal_is_known_from_the_first_and_equal_calls_share_a_line_only_where_they_ended_alike() -> None:
+    """The first was refused and did nothing; the harness's words are its own, and it wraps what it runs."""
+    work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
+    tried = [*act("r1", "sed -i 225d a.py", "One at a time, if you would."), *act("r2", "sed -i 225d a.py", wrap(""))]
+    again = [*act("r3", "sed -i 225d a.py", wrap("")), *act("r4", "rm b.py", REFUSAL.format(2))]
+    rest = [*act("y", "ls", wrap("y")), *act("z", "ls", wrap("x"))]
+    made = archive(1500, [user("go"), *work, *tried, *again, *rest])
+    assert "22 sed -i 225d a.py → One at a time, if you would. ref:" in find_line(made, "22 ")
+    assert "23-24 ! sed -i 225d a.py → no output (2 times) ref:" in find_line(made, "23-24")
+    assert "25 rm b.py → Please send exactly one command, found 2. ref:" in find_line(made, "25 ")
+
+
+def test_of_calls_at_once_each_has_its_own_outcome() -> None:
+    both = [call("a", "rm one.py"), result("a", "The user rejected this."), result("b", "removed")]
+    both[0]["tool_calls"] += call("b", "cat two.py", "read")["tool_calls"]
+    alone = [call("c", "cat three.py", "read"), result("c", "x"), result("d", "The user rejected this.")]
+    alone[0]["tool_calls"] += call("d", "rm four.py", "shell")["tool_calls"]
+    found = index_conversation(view([user("go"), *both, *alone], 10_000), BuilderPolicy(), extract_features)
+    assert find_unusual(found).refused == {(1, "a"), (4, "d")}
+    polls = [m for i in range(4) for m in act(f"p{i}", "git pull", "ready" if i == 2 else f"{i}\na\nbit")]
+    made = archive(900, [user("go"), *polls, user("b"), *act("z", "ls", "x")])
+    assert [line.partition(" ref:")[0] for line in list_lines(made) if "pull" in line] == [
+        "2-3 ! git pull → 3 lines (2 times)",
+        "4 ! git pull → 1 line",
+        "5 ! git pull → 3 lines",
+    ]
+
+
 def test_an_output_that_others_repeat_is_shown_and_stays_a_change() -> None:
     made = archive(900, [user("go"), *(m for i in range(3) for m in act(f"{i}", f"rm part_{i}.py", "removed")),
                          user("b"), *act("z", "ls", "x")])  # fmt: skip
@@ -264,7 +295,8 @@ def test_where_stretches_share_a_section_it_stands_behind_the_turns_whose_work_i
     assert 1 < len(sections) < 40
     starts = [found.steps[i].start for i in found.users]
     for section in sections:
-        told = [int(line.split("-")[0].split()[0]) for line in section.text.split("\n") if line[:1].isdigit()]
+        text = section.text.replace(f"[{LEDGER_HEAD}: ", "")
+        told = [int(line.split("-")[0].split()[0]) for line in text.split("\n") if line[:1].isdigit()]
         assert section.start >= found.steps[max(told) - 1].start and section.start - 1 in starts
 
 
@@ -272,3 +304,64 @@ def test_a_wrapper_is_not_quoted() -> None:
     work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
     made = archive(1500, [user("go"), *work, user("b"), *act("z", "ls", wrap("x"))])
     assert "returncode" not in "\n".join(list_lines(made))
+
+
+def chat(turns: int, answer: str = "The value of {0} is word_{0:03}, as I said.") -> list[RawMessage]:
+    return [m for i in range(turns) for m in (user(f"What is the value of {i}?"), said(answer.format(i)))]
+
+
+def test_a_turn_and_its_answer_have_one_line_and_a_range_of_turns_one_reference() -> None:
+    messages = [*chat(40), user("a"), said("b"), user("c")]
+    made = archive(1600, messages, staying=())
+    lines = list_lines(made)
+    told = [line for line in lines if "answered:" in line]
+    assert len(told) >= 20 and told[-1].startswith(
+        '79-80 the user said: "What is the value of 39?", answered: "The value'
+    )
+    assert [line for line in lines if "ref:" in line] == [lines[2]]
+    assert "· 1-81 with 4" in lines[2] and "messages of the user ref:" in lines[2]
+    (only,) = made.references
+    assert (only.start, only.stop) == (0, 81)
+
+
+def test_without_a_way_to_read_them_no_references_are_named() -> None:
+    for messages in ([*chat(40), user("a"), said("b"), user("c")], MESSAGES):
+        seen = msgspec.structs.replace(view(messages, 10_000), has_tool=False)
+        found = index_conversation(seen, BuilderPolicy(), extract_features)
+        carried = CarriedLedgers((), 0, (), frozenset(), 900.0)
+        made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset(), carried), count)
+        assert made.sections and "ref:" not in made.sections[0].text and not made.references
+        tiny = msgspec.structs.replace(carried, room=10.0)
+        made = build_ledger(
+            seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), tiny, has_words=False), count
+        )
+        assert len(list_lines(made)) == 4 or "messages of the user" in list_lines(made)[2]
+
+
+def test_between_turns_that_stay_an_answer_has_a_line_without_a_frame_and_what_says_nothing_has_no_section() -> None:
+    messages = [*chat(60, "The value of {0} is word_{0:03}, " + "as I have said before. " * 40), user("b"), said("x")]
+    found = index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
+    made = archive(1500, messages, staying=found.users)
+    first, *others = [section.text for section in made.sections]
+    assert len(others) >= 15 and all('said: "The value of' in text for text in (first, *others))
+    assert sum("\n" in text for text in others) <= 1
+    assert sum(text.count("ref:") for text in (first, *others)) == len(made.references) < 8
+    covered = {place for each in made.references for place in range(each.start, each.stop)}
+    assert covered >= set(range(1, 119, 2))
+
+
+def test_what_the_assistant_answered_is_told_before_bare_names() -> None:
+    """Thirty finished tasks, each with an output full of names that nobody used, and an answer that holds a value."""
+    words = " ".join(f"seen_once_{k}" for k in range(80))
+    tasks = [
+        m
+        for i in range(30)
+        for m in (
+            user(f"Task {i}"),
+            *act(f"t{i}", f"cat part_{i}.py", f"{i} {words}"),
+            said(f"I have looked at all of it, from its beginning to its end, and the value is V-{i}."),
+        )
+    ]
+    made = archive(3000, [*tasks, user("b"), *act("z", "ls", "x")], staying=())
+    text = "\n".join(list_lines(made))
+    assert [i for i in range(30) if f"V-{i}." in text] == list(range(30))

@@ -139,7 +139,9 @@ def names(text: str, place: int, plan: ContextPlan) -> bool:
 
 
 def is_told(line: str, place: int, plan: ContextPlan) -> bool:
-    return names(line, place, plan) and ("the user said" in line or "messages of the user" in line)
+    return names(line, place, plan) and (
+        "the user said" in line or re.search("messages? of the user", line) is not None
+    )
 
 
 def check_cut(original: str, edit: Replaced, plan: ContextPlan) -> None:
@@ -419,3 +421,18 @@ def test_the_work_of_a_minimal_plan_grows_with_the_text_and_no_faster(monkeypatc
     fewest, few, many = (weigh_work(turns, monkeypatch) for turns in (40, 80, 160))
     assert all(0 < c - b <= 2.2 * (b - a) for a, b, c in zip(fewest[:2], few[:2], many[:2], strict=True))
     assert 0 < many[2] <= 2 * MAX_RULES_SEARCHED  # of many turns the newest are searched for rules, and at most twice
+
+
+@pytest.mark.no_cover
+def test_short_turns_leave_together_with_their_answers_and_a_range_of_them_has_one_reference() -> None:
+    """700 questions and answers: no row of the user's messages alone, and answers to as many of them as are shown."""
+    session = Session(int(16_000 * MARGIN))
+    for number in range(700):
+        session.say(user(f"What is the capital of country number {number}, please?"))
+        sent = session.send()
+        session.say(said(f"It is the town of Place{number}, as far as I know now."))
+    texts = "\n".join(message["content"] for message in sent)
+    alone = [n for n in range(1, len(sent)) if {sent[n - 1]["role"], sent[n]["role"]} == {"user"}]
+    assert session.opened > 1 and len(alone) <= 4, "ledgers are messages of the user's role, too"
+    assert sum(f"Place{number}," in texts for number in range(700)) >= 350
+    assert texts.count("ref:") <= 8

@@ -5,6 +5,7 @@ from proxy.context.message_features import (
     find_namespace,
     find_outcome,
     is_name,
+    is_not_done,
     is_opaque,
     list_identifiers,
     parse_identifier,
@@ -187,3 +188,48 @@ def test_sizes_are_those_of_the_text_and_of_its_original() -> None:
     assert extract_features(told).lines == 2
     assert extract_features(told).characters == len(render_message(told))
     assert extract_features(told).digest == extract_features(Message("user", "a\nb")).digest
+
+
+@pytest.mark.parametrize(
+    ("tool", "output"),
+    [
+        ("bash", "Please always provide EXACTLY ONE action in triple backticks, found 2 actions."),
+        ("Bash", "The user doesn't want to proceed with this tool use. The tool use was rejected."),
+        ("Bash", "Permission to use Bash with command rm -rf build has been denied."),
+        ("Bash", "This command requires approval"),
+        ("shell", "exec command rejected by user"),
+        ("bash", "The user rejected permission to use this specific tool call."),
+        ("run_shell_command", "[Operation Cancelled] Reason: User did not allow tool call"),
+        ("execute_command", "The user denied this operation."),
+        ("Edit", "<tool_use_error>String to replace not found in file.\nString: x</tool_use_error>"),
+        ("Edit", "File has not been read yet. Read it first before writing to it."),
+        ("edit", "Found 3 matches of the string to replace, but replace_all is false."),
+        ("str_replace_editor", "ERROR:\nNo replacement was performed, old_str `x` did not appear verbatim in /a."),
+        ("edit_file", "Your proposed edit has introduced new syntax errors. Your changes have NOT been applied."),
+        ("write_file", "Unknown tool: write_file"),
+        ("book_flight", "Error: payment amount does not add up, total price is 10, but paid 0"),
+        ("cancel_order", '{"error": "no such order"}'),
+        ("deploy", "2 validation errors for DeployArguments"),
+    ],
+)  # fmt: skip
+def test_an_output_says_that_its_call_was_not_carried_out(tool: str, output: str) -> None:
+    assert is_not_done(tool, output)
+
+
+@pytest.mark.parametrize(
+    ("tool", "output"),
+    [
+        ("bash", "<returncode>0</returncode>\n<output>\nError: the check was not executed\n</output>"),
+        ("bash", "error: could not compile `a`"),
+        ("bash", "make: foo: command not found\nbash: x: Permission denied"),
+        ("bash", "warning: this flag is not supported and was not applied"),
+        ("bash", "built\n" * 200 + "Process exited with code 0"),
+        ("Edit", "The file src/a.py has been updated. Please review the changes."),
+        ("cancel_order", '{"status": "cancelled", "by": "user"}'),
+        ("cancel_order", "The order was cancelled, as the user wished."),
+        ("Write", "x" * 400 + " was rejected by the user"),
+        ("update", ""),
+    ],
+)  # fmt: skip
+def test_other_outputs_do_not(tool: str, output: str) -> None:
+    assert not is_not_done(tool, output)

@@ -20,6 +20,7 @@ from proxy.context.outline import (
     outline_tsv,
     outline_yaml,
     preview,
+    remove_line_numbers,
 )
 
 PYTHON = r'''"""Doc."""
@@ -377,3 +378,38 @@ def test_a_script_has_its_imports_and_exports_with_and_without_a_grammar() -> No
     assert old == ("exports a, b, c, e",)
     assert outline("let a = 1", "a.js").shows == "preview"
     assert outline(f"export const a = 1;\n{'x' * 400_000}", "a.js").shows == "preview"
+
+
+def number_lines(text: str, first: int, form: str) -> str:
+    return "\n".join(form.format(i, line) for i, line in enumerate(text.splitlines(), first))
+
+
+@pytest.mark.parametrize("form", ["{:>6}→{}", "{:>6}\t{}", "{:05}| {}"])
+def test_a_numbered_text_is_outlined_as_the_text_that_it_shows(form: str) -> None:
+    shown = f"<file>\n{number_lines(PYTHON, 1, form)}\n\n(End of file)\n</file>"
+    assert outline(shown, "a.py").structure == tuple(outline_python(PYTHON))
+    assert outline(number_lines(PYTHON, 1, form)).kind == "python"
+    excerpt = "\n".join(PYTHON.splitlines()[13:20])
+    assert outline(number_lines(excerpt, 14, form), "a.py").structure == (
+        "def f takes self, a, b, c · lines 14-15",
+        "class C · lines 17-18",
+    )
+    cut = "        return 1\n" + PYTHON
+    assert outline(number_lines("    if x:\n" + cut, 76, form), "a.py").structure[:2] == (
+        "imports os, a.b, .",
+        "class A · line 87",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1\ta\n2\tb\n3\tc\n",
+        "   1→a\n   2→b\n   7→c\n",
+        "   1→a\nb\n",
+        "200001→a\n200002→b\n200003→c\n",
+        "1: a\n2: b\n3: c\n",
+    ],
+)
+def test_other_numbers_are_content(text: str) -> None:
+    assert remove_line_numbers(text) == text

@@ -66,6 +66,12 @@ def test_what_had_effects_is_not_to_be_repeated() -> None:
     assert "do not repeat" in text and "run it again" not in text
 
 
+def test_what_was_refused_had_no_effects() -> None:
+    messages = [user("go"), *act("1", "sed -i s/a/b/ src/a.py", f"The user rejected this call. {BIG}"), user("b")]
+    text = prune_output(view(messages, 10_000), look(messages), 2).edit.text
+    assert "do not repeat" not in text and "completed, refused, 1 lines" in text
+
+
 def test_the_block_of_a_file_begins_with_the_sentence_about_it() -> None:
     messages = [user("go"), *act("1", "cat src/a.py", "import os\n" + "# more\n" * 100), user("b")]
     seen = look(messages)

@@ -303,8 +303,8 @@ def test_other_words_are_none(text: str) -> None:
 
 def test_a_list_has_its_rules_from_the_line_above_it() -> None:
     assert find(user("Rules:\n- tabs, not spaces\n- one file each\n\nNow go on.")) == (
-        Rule(0, "Rules: tabs, not spaces"),
-        Rule(0, "Rules: one file each"),
+        Rule(0, "Rules: tabs, not spaces", "Rules:"),
+        Rule(0, "Rules: one file each", "Rules:"),
     )
 
 
@@ -327,6 +327,35 @@ def test_the_block_says_whose_words_they_are_and_keeps_the_newest() -> None:
     assert count(short) <= 64
     assert format_rules(rules, 20, count) == "" and format_rules([], 100, count) == ""
     assert (compute_rules_budget(10_000), compute_rules_budget(10**6), format_message_number(0)) == (600, 2000, "m1")
+
+
+def test_rules_that_begin_alike_are_one_the_newest() -> None:
+    """A template's sentence with each task's own end; but not the items of one list."""
+    tasks = [
+        f"You must make sure that the hidden tests of this repository pass, above all those of {i}." for i in "abc"
+    ]
+    items = (
+        "Whatever you write, keep to these rules, which hold for all of the files in the repository:\n- tabs\n- ASCII"
+    )
+    found = find(*(m for text in tasks for m in (user(text), said("ok"))), user(items))
+    assert [(rule.place, rule.text[-6:]) for rule in found] == [(4, " of c."), (6, ": tabs"), (6, " ASCII")]
+    messages = [user(tasks[0]), said("ok"), user(tasks[1]), said("ok"), user("Go on."), said("ok"), user("And on.")]
+    seen = index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
+    assert [rule.place for rule in list_unsent_rules(seen, [0, 2], {}, ())] == [2]
+    assert list_unsent_rules(seen, [0, 2], {}, (f"m1: {tasks[2]}",)) == ()
+    newer = index_conversation(view([*messages, said("ok"), user(tasks[2])], 10_000), BuilderPolicy(), extract_features)
+    assert list_unsent_rules(newer, [0, 2], {}, ()) == ()
+
+
+def test_short_rules_come_first_and_none_takes_more_than_a_quarter_of_the_block() -> None:
+    long = [Rule(n, f"Never do number {n}, {'which is a thing that nobody wants, ' * 13}.") for n in (0, 2, 4, 6, 8)]
+    rules = sorted([*long, *(Rule(n, f"Always keep number {n}.") for n in (1, 3, 5))], key=lambda rule: rule.place)
+    block = format_rules(rules, 300, count)
+    lines = block.split("\n")[1:]
+    assert [line.partition(":")[0] for line in lines] == ["m2", "m4", "m5", "m6", "m7", "m9"]
+    assert count(block) <= 300 and all(count(line) <= 75 + 2 for line in lines)
+    assert lines[-1].startswith("m9: Never do number 8, which") and lines[-1].endswith("…")
+    assert rules[-1].text in format_rules(rules, 3000, count)
 
 
 RULES = [f"Never touch file_{i}.py, whatever the tests say." for i in range(6)]

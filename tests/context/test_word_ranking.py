@@ -1,3 +1,5 @@
+import pytest
+
 from proxy.context.conversation import BuilderPolicy, index_conversation
 from proxy.context.message_features import extract_features
 from proxy.context.word_ranking import (
@@ -10,7 +12,7 @@ from proxy.context.word_ranking import (
     order_quotes,
     score_identifier,
 )
-from tests.support.views import RawMessage, act, said, user, view
+from tests.support.views import RawMessage, act, result, said, tell, user, view
 
 
 def index(messages: list[RawMessage]) -> IdentifierIndex:
@@ -56,6 +58,14 @@ def order(messages: list[RawMessage], *gone: int) -> list[QuotedLine]:
 def test_a_line_counts_without_number_and_indentation() -> None:
     text = "  12:     return read_shape(raw)\nshort\n" + "x" * 300 + "\n"
     assert list(list_lines(text)) == ["return read_shape(raw)"]
+
+
+@pytest.mark.parametrize("number", ["   76→", "76:", "76-", "    76\t", "00076| ", "76 "])
+def test_whatever_way_lines_are_numbered_the_number_is_no_part_of_them(number: str) -> None:
+    line = "from proxy.wire import shaping_of_bytes"
+    assert list(list_lines(f"{number}{line}")) == [line]
+    assert "shaping_of_bytes" in extract_features(tell(result("1", f"{number}{line}"))).imported
+    assert list(list_lines(f"x {number}{line}"[:60])) == [f"x {number}{line}"[:60]]
 
 
 def test_what_was_typed_imported_or_seen_again_is_quoted_with_its_newest_step() -> None:

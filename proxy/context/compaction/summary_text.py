@@ -7,6 +7,7 @@ import msgspec
 
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.conversation import ConversationIndex
+from proxy.context.ledger import find_unusual
 from proxy.context.message_features import is_opaque, list_identifiers
 from proxy.context.references import CONTROL_CHARACTERS, sanitize_text
 from proxy.model.epoch import SummaryLevel
@@ -257,14 +258,15 @@ class TouchedFile(msgspec.Struct, frozen=True, gc=False):
 
 
 def list_touched_files(index: ConversationIndex, span: MessageRange) -> tuple[TouchedFile, ...]:
-    """Return the files that the calls of a span name, the most recent first."""
+    """Return the files that the calls of a span name, the most recent first. A refused call changes none."""
     edited: dict[str, bool] = {}
+    refused = find_unusual(index).refused
     for place in range(span.stop - 1, span.start - 1, -1):
-        found = index.found[place]
-        for asked in reversed(found.asked):
+        found, calls = index.found[place], index.messages[place].message.calls
+        for call, asked in reversed([*zip(calls, found.asked, strict=True)]):
             for path in list_identifiers(asked):
                 if is_opaque(path) or not _FILE.fullmatch(path):
                     continue
                 is_writing = found.effects and (path in found.written or not found.written)
-                edited[path] = edited.get(path, False) or is_writing
+                edited[path] = edited.get(path, False) or (is_writing and (place, call.id) not in refused)
     return tuple(TouchedFile(path, is_edited) for path, is_edited in edited.items())

@@ -235,6 +235,12 @@ def test_the_newest_comes_first_and_an_edited_one_is_known_as_such() -> None:
     )
 
 
+def test_a_call_that_was_refused_edits_no_file() -> None:
+    refused = act("a", "sed -i s/x/y/ src/parse.py", "The user rejected this call.")
+    assert find(*refused) == (TouchedFile("src/parse.py", False),)
+    assert find(*refused, *act("b", "touch src/parse.py", "")) == (TouchedFile("src/parse.py", True),)
+
+
 def test_only_those_of_the_span() -> None:
     messages = [*act("a", "cat a.py", ""), *act("b", "cat b.py", ""), *act("c", "cat c.py", "")]
     assert list_touched_files(look(messages), MessageRange(2, 4, 0)) == (TouchedFile("b.py", False),)

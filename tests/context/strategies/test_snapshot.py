@@ -49,7 +49,7 @@ def read_memory(made: ContextPlan) -> Written:
 
 def test_memory_stands_for_all_but_the_newest_turns() -> None:
     history = [*tasks(9), user("Do task 9.")]
-    memory, *sent = render(history, plan(history))
+    memory, *sent = render(history, plan(history, has_tool=False))
     assert sent == history[-25:]
     note, text = memory["content"].split("\n\n", 1)
     assert "; not the words of the user. 30 messages that stood here are stored. The user can search them" in note

@@ -190,10 +190,10 @@ _ALL_USUAL = UnusualOutputs()
 
 
 def has_effects(index: ConversationIndex, step: AgentStep, unusual: UnusualOutputs = _ALL_USUAL) -> bool:
-    """Return whether a step changed something: it made such a call, and not all of its calls were refused."""
+    """Return whether a step did more than read: it made such a call, and not all of its calls were refused."""
     outputs = [place for place in step.places if index.messages[place].structure.role == "tool"]
     is_refused = bool(outputs) and unusual.refused.issuperset(outputs)
-    return not is_refused and any(index.found[place].effects for place in step.places)
+    return not is_refused and any(effect for place in step.places for effect in index.found[place].effects)
 
 
 def format_step(

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
+from proxy.context.read_only import only_reads
 from proxy.context.references import list_argument_lines, render_message
 from proxy.model.messages import Message, ToolCall
 
@@ -146,7 +147,10 @@ class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
     written: tuple[str, ...]  # identifiers of files that its calls write
     said: str  # what the assistant said, without code and markup, in one line
     asked: tuple[str, ...]  # a summary of each of its calls, one line each
-    effects: bool  # whether one of its calls changes something
+    effects: tuple[
+        bool, ...
+    ]  # whether each of its calls may have changed something: all that are not known to only read
+    writes: bool  # whether one of its calls is known to change files, or something else, by its name or command
     outcome: str  # how an output failed, empty if it did not
     lines: int  # of its text, without the tags and exit code that a harness puts around an output
     characters: int  # of its original (`context/references`)
@@ -178,6 +182,7 @@ def extract_features_without_identifiers(message: Message) -> MessageFeatures:
         list_identifiers("\n".join(written)),
         summarize_saying(message.text) if message.role == "assistant" else "",
         tuple(_summarize_call(call, text) for call, text in zip(message.calls, typed, strict=True)),
+        tuple([not only_reads(call) for call in message.calls]),
         bool(written)
         or any(_WRITING_TOOL.search(call.name) for call in message.calls)
         or any(map(_CHANGING_COMMAND.search, typed)),

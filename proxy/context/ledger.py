@@ -213,7 +213,7 @@ def format_step(
     said = sanitize_text(next((each.said for each in found if each.said), ""), _LONGEST_SAID)
     asked = _list_asked(index, step, detail.effects if is_act else detail.asked, has_names=has_names)
     if not asked:
-        return f'said: "{cut_words(said, 3 * detail.said)}"'
+        return f'said: "{cut_words(said, 3 * detail.said)}"' if said else ""
     mark = "! " if is_act else ""
     intent = f'"{cut_words(said, detail.said)}" · ' if said else ""
     return f"{mark}{intent}{'; '.join(asked)}{_format_outcome(index, step.places, unusual)}"

@@ -32,7 +32,7 @@ from proxy.context.ledger import (
 )
 from proxy.context.message_features import list_identifiers
 from proxy.context.references import PAGE, find_fold, unfold_words
-from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
+from proxy.context.user_rules import render_unsent_rules
 from proxy.context.word_ranking import (
     IdentifierIndex,
     QuotedLine,
@@ -108,10 +108,9 @@ def build_ledger(
     gone = frozenset(range(scope.tail)) - scope.staying - scope.carried.told
     # Rules have a budget of their own: the user's words must not be displaced by other content.
     inherited = [each.text for each in scope.carried.ledgers]
-    unshown = list_unsent_rules(
-        index, gone, scope.shortened, inherited, None if scope.has_words else MAX_RULES_SEARCHED
-    )
-    rules = format_rules(unshown, compute_rules_budget(view.budget.usable), count) if unshown else ""
+    most = None if scope.has_words else MAX_RULES_SEARCHED
+    usable = view.budget.usable
+    rules = render_unsent_rules(index, gone, scope.shortened, inherited, usable=usable, count=count, most=most)
     if not gone and not rules and not scope.pruned:
         return Ledger()
     material = _collect_material(view, index, scope, gone)

@@ -60,7 +60,7 @@ def only_reads(call: ToolCall) -> bool:
     """Return whether a call is known to only read."""
     own = re.split(r"__|[.:/]", call.name)[-1]
     words = tuple([part.lower() for part in _NAME_PART.findall(own)])
-    given = _read_arguments(call.arguments)
+    given = read_arguments(call.arguments)
     if any(_SQL_WRITES.search(text) for name in _QUERIES for text in _list_texts(given.get(name))):
         return False
     if not _LISTS.isdisjoint(words) and any(isinstance(value, list) for value in given.values()):
@@ -95,7 +95,8 @@ def is_named_for_reading(name: str, words: Sequence[str]) -> bool:
     return words[-1] in _READING_LAST and _CHANGING.isdisjoint(words)
 
 
-def _read_arguments(arguments: str) -> Mapping[str, object]:
+def read_arguments(arguments: str) -> Mapping[str, object]:
+    """Return the named arguments of a call; empty where they are no object of JSON."""
     try:
         value = _decode(arguments)
     except (ValueError, RecursionError):
@@ -124,6 +125,21 @@ def _list_commands(given: Mapping[str, object], whole: str) -> list[str]:
     if not found and isinstance(inner, dict):
         return _list_commands(inner, "")
     return found or ([whole] if whole and not given else [])
+
+
+def list_listed_commands(call: ToolCall) -> list[str]:
+    """Return the commands of a call that lists words, or commands, in its arguments; else none.
+
+    Of a shell that is given a text (`bash -lc …`) it is that text.
+    """
+    given = read_arguments(call.arguments)
+    listed = next((value for name in _COMMANDS if isinstance(value := given.get(name), list)), [])
+    if len(listed) == 3 and _SHELL.fullmatch(str(listed[0])) and str(listed[1]).startswith("-"):
+        return [str(listed[2])]
+    return _list_commands(given, "") if listed else []
+
+
+_SHELL = re.compile(r"(?:.*/)?(?:bash|sh|zsh|dash)")
 
 
 def _join_words(words: Sequence[str]) -> str:

@@ -226,7 +226,7 @@ def trim_message(view: PlanRequest, index: ConversationIndex, place: int, most: 
     parts = " ".join(f"ref:{each.id}" for each in references)
     cutter = _TextCutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
     text = cutter.cut(message.text)
-    called = ((call, _trim_arguments(call.arguments, cutter)) for call in message.calls)
+    called = ((call, _trim_arguments(call.arguments, cutter)) for call in message.calls if call.id)
     arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])
     return ReplacedMessage(Replaced(place, "" if text == message.text else text, "shortened", arguments), references)
 

@@ -275,6 +275,9 @@ _DIRECTIVES = (
     r"हमेशा[^।]{0,40}(?:करो|करें|रखें|दें)",
 )
 _RULE_WORDS = re.compile(rf"(?i){_CLAUSE}(?:{'|'.join(_IMPERATIVES)})|{'|'.join(_DIRECTIVES)}")
+_RULE_LABEL = re.compile(
+    r"(?i)\W{0,6}(?:\w{1,20} ){0,2}(?:rule|constraint|requirement|guideline|convention|regel|vorgabe)s?:"
+)
 _RULE_INTRO = re.compile(
     r"(?i)\b(?:rules?|constraints?|requirements?|guidelines?|conventions?|regeln|vorgaben|règles|consignes|reglas)\b"
 )
@@ -314,7 +317,7 @@ def _is_rule(sentence: Sentence) -> bool:
     said = sentence.said
     if said.endswith("?") or len(said) > _LONGEST:
         return False
-    return bool(_RULE_WORDS.search(said) or _RULE_INTRO.search(sentence.intro))
+    return bool(_RULE_WORDS.search(said) or _RULE_LABEL.match(said) or _RULE_INTRO.search(sentence.intro))
 
 
 def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
@@ -358,6 +361,21 @@ def list_unsent_rules(
         if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
         and not any(sanitize_text(rule.text, _LONGEST) in text for text in known)
     )
+
+
+def render_unsent_rules(
+    index: ConversationIndex,
+    steps: Iterable[int],
+    shortened: Mapping[int, str],
+    known: Sequence[str],
+    *,
+    usable: float,
+    count: Callable[[str], int],
+    most: int | None = None,
+) -> str:
+    """Render the block of the rules that are not sent otherwise, in its share of the usable tokens; empty for none."""
+    unsent = list_unsent_rules(index, steps, shortened, known, most)
+    return format_rules(unsent, compute_rules_budget(usable), count) if unsent else ""
 
 
 _LEAST_REPEATED = 100

@@ -188,7 +188,8 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     found = [extract(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
     client = _find_client_messages(messages)
-    machine = _find_machine_messages(messages) | client.places
+    reminders = _find_system_reminders(messages)
+    machine = _find_machine_messages(messages) | client.places | reminders.keys()
     spoken = frozenset(_list_spoken(messages))
     steps = list(_list_steps(messages, found, split_groups(structures, machine, spoken)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
@@ -199,7 +200,11 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     )
     bound |= _list_rewritten(view) | frozenset(_list_staying(structures))
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
-    systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
+    systems = frozenset(
+        place
+        for place, structure in enumerate(structures)
+        if structure.role == "system" and reminders.get(place, place) == place
+    )
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
     if view.growth and not view.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
@@ -253,6 +258,7 @@ def _find_referred(messages: Sequence[CountedMessage], steps: Sequence[AgentStep
 def list_groups(messages: Sequence[CountedMessage]) -> list[Group]:
     """Return the groups of a conversation, which are its steps: a step's number is the place of its group, from 1."""
     machine = _find_machine_messages(messages) | _find_client_messages(messages).places
+    machine |= _find_system_reminders(messages).keys()
     return split_groups([seen.structure for seen in messages], machine, frozenset(_list_spoken(messages)))
 
 
@@ -421,6 +427,15 @@ def _list_reminders(messages: Sequence[CountedMessage]) -> Iterator[int]:
                 texts[place] = _DIGITS.sub("0", text) if is_tagged else text
     alike = Counter(texts.values())
     yield from (place for place, text in texts.items() if alike[text] >= _MIN_ALIKE)
+
+
+def _find_system_reminders(messages: Sequence[CountedMessage]) -> dict[int, int]:
+    """Return the places of messages of the system that a client sends again and again, each with that of its newest."""
+    kinds: dict[bytes, list[int]] = {}
+    for place, seen in enumerate(messages):
+        if seen.structure.reminder:
+            kinds.setdefault(seen.structure.reminder, []).append(place)
+    return {place: places[-1] for places in kinds.values() if len(places) >= _MIN_ALIKE for place in places}
 
 
 def _list_spoken(messages: Sequence[CountedMessage]) -> Iterator[int]:

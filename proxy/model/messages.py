@@ -66,6 +66,7 @@ class MessageStructure(msgspec.Struct, frozen=True, gc=False):
     is_leading: bool = False  # only a message of the assistant may follow directly
     stays: Stay = ""
     is_compaction: bool = False  # a provider's summary of all that was before it, which may be the first message
+    reminder: bytes = b""  # of a message of the system: equal for those that are the same reminder, sent again
     item_id: str = ""  # the provider pairs the item by it with the reasoning that led to it; it may be left out
 
 

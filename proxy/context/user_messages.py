@@ -30,7 +30,7 @@ from proxy.context.tool_outputs import (
     list_part_references,
     prune_output,
 )
-from proxy.context.user_rules import NewerLines, find_block_path, list_pasted
+from proxy.context.user_rules import NewerLines, find_block_path, list_given
 from proxy.model.epoch import Reference, Replaced, Written
 from proxy.model.messages import BESIDE, Message
 
@@ -386,7 +386,7 @@ def _remove_pasted(
     most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     text, named, references = list[str](), list[str](), list[Reference]()
     rendered, at = render_message(message), 0
-    for start, stop in list_pasted(message.text, max(1, most)):
+    for start, stop in list_given(message, max(1, most)):
         block = message.text[start:stop]
         if (tokens := count(block)) <= most:
             continue
@@ -435,7 +435,7 @@ def fit_message(
     names = " ".join(f"ref:{each.id}" for each in references)
     note = f"[shortened by palimpsest, not by the user; the original is intact: {names}]"
     room -= count(note) + MESSAGE_FRAME
-    blocks = list_pasted(text, _LEAST_BLOCK)
+    blocks = list_given(index.messages[place].message, _LEAST_BLOCK)
     sizes = [count(text[start:stop]) for start, stop in blocks]
     prose = count(text) - sum(sizes)
     most = find_cap(sizes, room - prose - _BLOCK_NOTE * len(blocks))

@@ -16,6 +16,7 @@ import msgspec
 from proxy.context.budget import take_fitting
 from proxy.context.conversation import ConversationIndex, find_spoken, read_words
 from proxy.context.references import sanitize_text
+from proxy.model.messages import Message
 
 _OPENING = re.compile(
     r"(?m)^ {0,3}(?P<fence>`{3,8}(?!`)|~{3,8}(?!~))[^`\n]*$"
@@ -41,6 +42,17 @@ def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
         found += [*_list_machine_runs(text, at, start), (start, stop)]
         at = stop
     return [(start, stop) for start, stop in found if stop - start >= shortest]
+
+
+def list_given(message: Message, shortest: int) -> list[tuple[int, int]]:
+    """Return start and end of what stands beside a user's own words: attached texts, and pasted blocks."""
+    found, at = list[tuple[int, int]](), 0
+    for attached in (*message.attached, ""):
+        start = message.text.index(attached, at) if attached else len(message.text)
+        found += [(at + one, at + other) for one, other in list_pasted(message.text[at:start], shortest)]
+        found += [(start, start + len(attached))] if len(attached) >= shortest else []
+        at = start + len(attached)
+    return found
 
 
 _LONGEST_INTRO = 160
@@ -300,12 +312,20 @@ def list_rules(index: ConversationIndex, places: Collection[int] | None = None) 
     found: dict[str, Rule] = {}
     for place in sorted({*list_user_places(index), *index.spoken}):
         if places is None or place in places:
-            for sentence in list_sentences(read_words(index, place)):
+            for sentence in list_sentences(_read_own_words(index, place)):
                 if _is_rule(sentence):
                     key = " ".join(sentence.said.casefold().split())
                     found.pop(key, None)
                     found[key] = Rule(place, sentence.said)
     return tuple(found.values())
+
+
+def _read_own_words(index: ConversationIndex, place: int) -> str:
+    """Return what a user says in a message, without attached texts."""
+    words = read_words(index, place)
+    for attached in index.messages[place].message.attached:
+        words = words.replace(attached, "\n", 1)
+    return words
 
 
 def find_rules(text: str) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     `role` and `results` are those of its structure. `text` joins its text parts with line ends, tool output included.
     `media` has a short description of each image, document or audio in it. `outputs` are the texts of its results if it
     has several, `beside` the texts that stand beside results. `name` is that of the user, on wires that have one.
+    `attached` are the texts, parts of `text`, of documents and search results beside the user's own words.
     `said` is what the assistant tells the user where `text` has more: what tools of the provider's returned.
     """
 
@@ -96,6 +97,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     beside: tuple[str, ...] = ()
     name: str = ""
     said: str | None = None
+    attached: tuple[str, ...] = ()
 
 
 class Medium(msgspec.Struct, frozen=True, gc=False):

@@ -47,6 +47,7 @@ from proxy.wire.messages import (
     THINKING,
     digest_reasoning,
     format_arguments,
+    is_attached_text,
     is_empty,
     read_clearing_terms,
     read_content,
@@ -359,9 +360,16 @@ class AnthropicMessages(Format):
         has_several = 1 < len(set(answered)) == len(results)
         texts = [read_text(block.get("text")) for block in read_objects(rest) if block.get("type") == "text"]
         beside = tuple(filter(None, texts)) if results else ()
-        said = _read_answer_text(read_objects(rest)) if role == "assistant" else None
         return Message(
-            role, text, tuple(calls), answered, media, tuple(outputs) if has_several else (), beside, said=said
+            role,
+            text,
+            tuple(calls),
+            answered,
+            media,
+            tuple(outputs) if has_several else (),
+            beside,
+            said=_read_answer_text(read_objects(rest)) if role == "assistant" else None,
+            attached=_list_attached(read_objects(rest)) if role == "user" else (),
         )
 
 
@@ -374,6 +382,10 @@ def _read_answer_text(blocks: Sequence[Mapping[str, object]]) -> str | None:
     texts = [read_text(block.get("text")) if kind == "text" else "" for block, kind in zip(blocks, kinds, strict=True)]
     answer = "".join(texts[tools[-1] :])  # citations divide one text into several blocks
     return answer if answer.strip() else "\n".join(filter(None, texts))
+
+
+def _list_attached(blocks: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+    return tuple(filter(None, [read_content([block])[0] for block in blocks if is_attached_text(block)]))
 
 
 def _list_thinking(blocks: Iterable[object]) -> list[dict[str, object]]:

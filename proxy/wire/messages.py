@@ -160,10 +160,19 @@ def _open(kind: str, part: Mapping[str, object], media: list[str]) -> tuple[obje
         media.append(format_medium(medium))
         return ()
     source = part.get("source")
+    if kind == "search_result":
+        return (part.get("title"), source, part.get("content"))
     if kind == "document" and isinstance(source, dict):
         return (part.get("title"), source.get("data"), source.get("content"))
     rest = list_unknown(part)
     return (format_json(rest),) if rest else ()
+
+
+def is_attached_text(part: Mapping[str, object]) -> bool:
+    """Return whether a part of a message is a document that is given as text, or a search result."""
+    kind, source = read_text(part.get("type")), part.get("source")
+    is_text = isinstance(source, dict) and source.get("type") in ("text", "content")
+    return kind == "search_result" or (kind == "document" and is_text)
 
 
 def list_unknown(item: Mapping[str, object]) -> dict[str, object]:

@@ -70,7 +70,8 @@ def test_so_many_turns_before_the_current_one_stay(turns: int) -> None:
     history = [*tasks(9, size=10), user("Do task 9.")]
     sent = render(history, plan(history, policy=replace(POLICY, raw_tail_turns=turns)))
     assert [each["content"] for each in sent if each["role"] == "user"][1:] == [
-        f"Do task {number}." for number in range(min(9 - turns, 8), 10)  # the two newest in any case
+        f"Do task {number}."
+        for number in range(min(9 - turns, 8), 10)  # the two newest in any case
     ]
 
 

@@ -120,9 +120,11 @@ def _find_calls(index: ConversationIndex, place: int) -> list[_Asked]:
     found: dict[str, _Asked] = {}
     for before in range(place - 1, -1, -1):
         features = index.found[before]
-        for call, *told in zip(index.messages[before].message.calls, features.asked, features.effects, strict=True):
+        for call, asked, is_act in zip(
+            index.messages[before].message.calls, features.asked, features.effects, strict=True
+        ):
             if call.id in answers:
-                found.setdefault(call.id, _Asked(call, *told))
+                found.setdefault(call.id, _Asked(call, asked, is_act))
         if len(found) == len(answers) or index.messages[before].structure.role == "user":
             break
     return [found[id] for id in answers if id in found]

@@ -251,7 +251,10 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
     left -= _tell(material, [n for n in newest if n in material.acts], left, texts)
     finished = list(_list_finished_tasks(material, steps, running))
-    acts = [[n for n in task if n in material.acts] for task in finished]
+    # What is known to have changed something goes before what may have.
+    acts = [
+        sorted((n for n in task if n in material.acts), key=lambda n: not _writes(material, n)) for task in finished
+    ]
     ends = [task[0] for task in finished if task[0] not in texts]
     left -= _tell(material, _take_in_turn(acts), _ACTS_SHARE * left, texts, (BRIEF,))
     left -= _tell(material, [n for n in ends if n not in texts], _ENDS_SHARE * left, texts, (BRIEF,))
@@ -268,6 +271,12 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
 def _is_untold_act(material: _Material, n: int, texts: Mapping[int, str]) -> bool:
     """Return whether a block that ends with words of the user is told as a step, since there is no room for these."""
     return n not in texts and material.index.steps[material.blocks[n].first].has_calls
+
+
+def _writes(material: _Material, n: int) -> bool:
+    """Return whether a block has a call that is known to change something."""
+    steps = material.index.steps[material.blocks[n].first : material.blocks[n].last + 1]
+    return any(material.index.found[place].writes for step in steps for place in step.places)
 
 
 def _take_in_turn(tasks: Sequence[Sequence[int]]) -> list[int]:

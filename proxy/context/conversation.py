@@ -5,11 +5,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 
-from proxy.context.budget import Budget
-from proxy.context.message_features import FeatureExtractor, MessageFeatures
+from proxy.context.budget import Budget, take_fitting
+from proxy.context.message_features import FeatureExtractor, MessageFeatures, list_open_items
 from proxy.context.verbatim import (
     RECENT_TURNS,
     ClientMessages,
@@ -131,6 +132,24 @@ _MIN_ALIKE = 3
 _LEAST_REMINDER = 80
 # The share of the budget up to which what a client will rewrite is sent as it is: above it protection gives way.
 _REWRITTEN_SHARE = 0.7
+# The most of the budget that a list of what is to do, or what an answer refers to, may have, and all these together.
+_KEPT_SHARE, _KEPT_TOGETHER = 0.06, 0.15
+_LONGEST_ANSWER = 200
+# An answer means nothing without what it answers: a choice by its number or place, an assent, a pronoun alone.
+_REFERS = re.compile(
+    r"(?i)\b(?:(?:the|your|that|this)\b (?:first|second|third|fourth|last|other|latter|former|same)\b"
+    r"(?=\W*(?:\Z|[^\s\w]|(?:please|and|one|ones|option|variant|approach|idea|of (?:them|these|those))\b))"
+    r"|(?:option|number|variant|plan|choice|no\.) ?#?(?:[a-e]|[1-9])\b"
+    r"|(?:the|your|that|this)\b (?:\w{1,20} )?(?:one|ones|variant|approach|idea|suggestion|proposal)\b"
+    r"|(?:both|neither|either|all|none|each)(?: of)? (?:them|these|those)\b|as you (?:said|say|suggest\w*|propos\w*)"
+    r"|(?:do|use|take|try|prefer) (?:it|that|this|those|these|them|both)\b(?=\W*(?:\Z|[^\s\w]|please\b))"
+    r"|(?:das|die|der|den) (?:erste|zweite|dritte|letzte|andere)n?\b|wie (?:du )?vorgeschlagen|mach das\b"
+    r"|(?:le|la|les) (?:premi\w+|deuxi\w+|second\w?|troisi\w+|derni\w+|deux)\b"
+    r"|(?:el|la|los|las) (?:primer\w?|segund\w|tercer\w?|últim\w|dos)\b)"
+    r"|\A\W*(?:yes|yep|yeah|no|ok|okay|sure|agreed|both|neither|exactly|go ahead|sounds good|do it|ja|nein|oui|non|sí"
+    r"|да|нет|好的?|是的?|可以|はい|네|[a-e]|[1-9])\W*(?:please|thanks|bitte|merci|por favor)?\W*\Z"
+    r"|第[一二三四五1-5][个個种種]|[两兩]个都|[二三]番目"
+)
 _REMINDER_TAG = re.compile(r"<(?:[\w-]{0,40}reminder|environment_details|environment_context)\b", re.IGNORECASE)
 
 
@@ -156,7 +175,7 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     spoken: frozenset[int] = frozenset()  # places of outputs with words of the user beside them
     begun: frozenset[int] = frozenset()  # place of the message with which the turn under way has to begin
     pairs: tuple[tuple[int, int], ...] = ()  # steps that stay or go together: of a call, and of its late output
-    linked: frozenset[int] = frozenset()  # the steps of these pairs, and of calls whose output is still to come
+    linked: frozenset[int] = frozenset()  # steps of these pairs, of calls without output, and kept for what they state
     saved: Mapping[int, int] = {}  # tokens that what replaces a message saves, where `messages` has its tokens
 
     def find_start(self, step: int) -> int:
@@ -170,7 +189,8 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     found = [extract(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
     client = _find_client_messages(messages)
-    machine = _find_machine_messages(messages) | client.places
+    reminders = _find_system_reminders(messages)
+    machine = _find_machine_messages(messages) | client.places | reminders.keys()
     spoken = frozenset(_list_spoken(messages))
     steps = list(_list_steps(messages, found, split_groups(structures, machine, spoken)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
@@ -181,12 +201,17 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     )
     bound |= _list_rewritten(view) | frozenset(_list_staying(structures))
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
-    systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
+    systems = frozenset(
+        place
+        for place, structure in enumerate(structures)
+        if structure.role == "system" and reminders.get(place, place) == place
+    )
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
     if view.growth and not view.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
     begun = find_turn_start(structures) if view.needs_thinking else frozenset[int]()
-    pinned = bound | systems | client.files | begun
+    kept = _list_small(view, _find_open_list(messages), _find_referred(messages, steps))
+    pinned = bound | systems | client.files | begun | kept
     verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=pinned)
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
     own = (_find_step(steps, place) for place in find_newest_user(structures))
@@ -196,13 +221,45 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     late = find_late(structures).items()
     pairs = tuple((_find_step(steps, call), _find_step(steps, output)) for output, call in late)
     waiting = frozenset(_find_step(steps, place) for place in bound if structures[place].stays == "unanswered")
-    linked = waiting.union(*pairs)
+    linked = waiting.union(*pairs, (_find_step(steps, place) for place in kept))
     return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken, begun, pairs, linked)
+
+
+def _list_small(view: PlanRequest, *candidates: Iterable[int]) -> frozenset[int]:
+    """Return those of the places, in the order of their worth, whose messages are small beside the budget together."""
+    places = list(chain.from_iterable(candidates))
+    most, room = (share * view.budget.usable for share in (_KEPT_SHARE, _KEPT_TOGETHER))
+    fitting = (place for place in places if view.messages[place].tokens <= most)
+    return frozenset(take_fitting(fitting, room, lambda place: view.messages[place].tokens))
+
+
+def _find_open_list(messages: Sequence[CountedMessage]) -> Iterator[int]:
+    """Yield the place of the newest call that states what is to do, if any of that is open."""
+    for place in reversed(range(len(messages))):
+        stated = [
+            open_items for call in messages[place].message.calls if (open_items := list_open_items(call)) is not None
+        ]
+        if stated:
+            yield from (place,) if any(stated) else ()
+            return
+
+
+def _find_referred(messages: Sequence[CountedMessage], steps: Sequence[AgentStep]) -> Iterator[int]:
+    """Yield the places of what the assistant said before an answer of the user that refers to it, the newest first."""
+    for step in reversed(steps):
+        if step.kind != "user" or not step.start or step.has_calls:
+            continue
+        before = messages[step.start - 1]
+        if before.structure.role == "assistant" and before.message.text and not before.message.calls:
+            text = messages[step.start].message.text
+            if len(text) <= _LONGEST_ANSWER and _REFERS.search(text):
+                yield step.start - 1
 
 
 def list_groups(messages: Sequence[CountedMessage]) -> list[Group]:
     """Return the groups of a conversation, which are its steps: a step's number is the place of its group, from 1."""
     machine = _find_machine_messages(messages) | _find_client_messages(messages).places
+    machine |= _find_system_reminders(messages).keys()
     return split_groups([seen.structure for seen in messages], machine, frozenset(_list_spoken(messages)))
 
 
@@ -371,6 +428,15 @@ def _list_reminders(messages: Sequence[CountedMessage]) -> Iterator[int]:
                 texts[place] = _DIGITS.sub("0", text) if is_tagged else text
     alike = Counter(texts.values())
     yield from (place for place, text in texts.items() if alike[text] >= _MIN_ALIKE)
+
+
+def _find_system_reminders(messages: Sequence[CountedMessage]) -> dict[int, int]:
+    """Return the places of messages of the system that a client sends again and again, each with that of its newest."""
+    kinds: dict[bytes, list[int]] = {}
+    for place, seen in enumerate(messages):
+        if seen.structure.reminder:
+            kinds.setdefault(seen.structure.reminder, []).append(place)
+    return {place: places[-1] for places in kinds.values() if len(places) >= _MIN_ALIKE for place in places}
 
 
 def _list_spoken(messages: Sequence[CountedMessage]) -> Iterator[int]:

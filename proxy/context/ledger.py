@@ -204,11 +204,11 @@ _ALL_USUAL = UnusualOutputs()
 
 
 def has_effects(index: ConversationIndex, step: AgentStep, unusual: UnusualOutputs = _ALL_USUAL) -> bool:
-    """Return whether a step changed something: it made such a call, and not all of its calls were refused."""
+    """Return whether a step did more than read: it made such a call, which was not refused."""
     return any(
-        index.found[place].effects
-        and not unusual.refused.issuperset((place, call.id) for call in index.messages[place].message.calls)
+        effect and (place, call.id) not in unusual.refused
         for place in step.places
+        for call, effect in zip(index.messages[place].message.calls, index.found[place].effects, strict=True)
     )
 
 
@@ -229,7 +229,7 @@ def format_step(
     said = sanitize_text(next((each.said for each in found if each.said), ""), _LONGEST_SAID)
     asked = _list_asked(index, step, detail.effects if is_act else detail.asked, has_names=has_names)
     if not asked:
-        return f'said: "{cut_words(said, detail.answer)}"'
+        return f'said: "{cut_words(said, detail.answer)}"' if said else ""
     mark = "! " if is_act else ""
     intent = f'"{cut_words(said, detail.said)}" · ' if said else ""
     return f"{mark}{intent}{'; '.join(asked)}{_format_outcome(index, step.places, unusual)}"

@@ -35,7 +35,7 @@ from proxy.context.ledger import (
 )
 from proxy.context.message_features import list_identifiers
 from proxy.context.references import PAGE, find_fold, unfold_words
-from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
+from proxy.context.user_rules import render_unsent_rules
 from proxy.context.word_ranking import (
     IdentifierIndex,
     QuotedLine,
@@ -113,10 +113,9 @@ def build_ledger(
     gone = frozenset(range(scope.tail)) - scope.staying - scope.carried.told
     # Rules have a budget of their own: the user's words must not be displaced by other content.
     inherited = [each.text for each in scope.carried.ledgers]
-    unshown = list_unsent_rules(
-        index, gone, scope.shortened, inherited, None if scope.has_words else MAX_RULES_SEARCHED
-    )
-    rules = format_rules(unshown, compute_rules_budget(view.budget.usable), count) if unshown else ""
+    most = None if scope.has_words else MAX_RULES_SEARCHED
+    usable = view.budget.usable
+    rules = render_unsent_rules(index, gone, scope.shortened, inherited, usable=usable, count=count, most=most)
     if not gone and not rules and not scope.pruned:
         return Ledger()
     material = _collect_material(view, index, scope, gone)
@@ -233,7 +232,10 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
     left -= _tell(material, [n for n in newest if n in material.acts], left, texts)
     finished = list(_list_finished_tasks(material, steps, running))
-    acts = [[n for n in task if n in material.acts] for task in finished]
+    # What is known to have changed something goes before what may have.
+    acts = [
+        sorted((n for n in task if n in material.acts), key=lambda n: not _writes(material, n)) for task in finished
+    ]
     ends = [task[0] for task in finished if task[0] not in texts]
     left -= _tell(material, _take_in_turn(acts), _ACTS_SHARE * left, texts, (BRIEF,))
     left -= _tell(material, [n for n in ends if n not in texts], _ENDS_SHARE * left, texts, (BRIEF,))
@@ -285,6 +287,12 @@ def _tell_pair(material: _Material, n: int, detail: StepDetail) -> str:
 def _is_untold_act(material: _Material, n: int, texts: Mapping[int, str]) -> bool:
     """Return whether a block that ends with words of the user is told as a step, since there is no room for these."""
     return n not in texts and material.index.steps[material.blocks[n].first].has_calls
+
+
+def _writes(material: _Material, n: int) -> bool:
+    """Return whether a block has a call that is known to change something."""
+    steps = material.index.steps[material.blocks[n].first : material.blocks[n].last + 1]
+    return any(material.index.found[place].writes for step in steps for place in step.places)
 
 
 def _take_in_turn(tasks: Sequence[Sequence[int]]) -> list[int]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
+from proxy.context.read_only import list_listed_commands, only_reads, read_arguments
 from proxy.context.references import list_argument_lines, render_message
 from proxy.model.messages import Message, ToolCall
 
@@ -173,9 +174,10 @@ class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
     words: tuple[str, ...]  # its identifiers
     imported: tuple[str, ...]  # identifiers in import lines of an output
     written: tuple[str, ...]  # identifiers of files that its calls write
-    said: str  # what the assistant said, without code and markup, in one line
+    said: str  # what the assistant said to the user, without code and markup, in one line
     asked: tuple[str, ...]  # a summary of each of its calls, one line each
-    effects: bool  # whether one of its calls changes something
+    effects: tuple[bool, ...]  # whether each of its calls may have changed something: is not known to only read
+    writes: bool  # whether one of its calls is known to change files, or something else, by its name or command
     outcome: str  # how an output failed, empty if it did not
     lines: int  # of its text, without the tags and exit code that a harness puts around an output
     characters: int  # of its original (`context/references`)
@@ -205,8 +207,9 @@ def extract_features_without_identifiers(message: Message) -> MessageFeatures:
         (),
         (),
         list_identifiers("\n".join(written)),
-        summarize_saying(message.text) if message.role == "assistant" else "",
+        summarize_saying(message.text if message.said is None else message.said) if message.role == "assistant" else "",
         tuple(_summarize_call(call, text) for call, text in zip(message.calls, typed, strict=True)),
+        tuple([not only_reads(call) for call in message.calls]),
         bool(written)
         or any(_WRITING_TOOL.search(call.name) for call in message.calls)
         or any(map(_CHANGING_COMMAND.search, typed)),
@@ -330,8 +333,46 @@ def _find_error_message(lines: Sequence[str]) -> str:
     return next((line for line in lines[: -_LAST_LINES - 1 : -1] if _ERROR_LAST.search(line) is not None), "")
 
 
+_STATES = ("status", "state", "done", "completed", "is_done", "checked")
+_CLOSED = frozenset({"completed", "complete", "done", "finished", "closed", "cancelled", "canceled", "skipped"})
+_ITEM_TEXTS = ("content", "step", "title", "task", "text", "description", "subject", "name", "todo", "item")
+_CHECK_ITEM = re.compile(r"\s*+(?:[-*+]\s*+|\d{1,3}[.)]\s*+)?\[(?P<mark>[ xX~/-])\]\s*+(?P<text>\S.*)")
+_CHECKED_SHARE = 0.8
+
+
+def list_open_items(call: ToolCall) -> list[str] | None:
+    """Return the open items of the list of what is to do that a call states; None if it states no such list.
+
+    A list is one of objects with a text and a state, or lines with check boxes, whatever its tool is called.
+    """
+    given = read_arguments(call.arguments)
+    for value in given.values():
+        listed = _decode_list(value) if isinstance(value, str) else value
+        items = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        states = [next((each[name] for name in _STATES if name in each), None) for each in items]
+        texts = [next((text for name in _ITEM_TEXTS if isinstance(text := each.get(name), str)), "") for each in items]
+        if items and None not in states and all(texts):
+            return [text for text, state in zip(texts, states, strict=True) if not _is_closed(state)]
+        lines = [line for line in value.split("\n") if line.strip()] if isinstance(value, str) else []
+        boxes = [found for line in lines if (found := _CHECK_ITEM.fullmatch(line))]
+        if len(boxes) > 1 and len(boxes) >= _CHECKED_SHARE * len(lines):
+            return [found["text"] for found in boxes if found["mark"] not in "xX"]
+    return None
+
+
+def _is_closed(state: object) -> bool:
+    return state is True or str(state).lower() in _CLOSED
+
+
+def _decode_list(text: str) -> object:
+    """Return a list that is spelt as JSON within arguments; anything else as it is."""
+    return read_arguments(f'{{"list":{text}}}').get("list") if text.lstrip()[:1] == "[" else text
+
+
 def _summarize_call(call: ToolCall, text: str) -> str:
-    """Return a summary of a call in one line: its arguments, without the name where there is only one."""
+    """Return a summary of a call in one line: its command, or its arguments, without the name of the only one."""
+    if commands := list_listed_commands(call):
+        return " ".join("; ".join(commands)[:_LONGEST_ASKED].split())
     lines = text.split("\n", 1) if text.count(": ") and not call.arguments.startswith("[") else [text]
     only = re.match(r"\w{1,20}: ", lines[0]) if len(re.findall(r"(?m)^\w{1,20}: ", text)) == 1 else None
     said = text[only.end() :] if only else text

@@ -154,8 +154,8 @@ class FileReference(msgspec.Struct, frozen=True, gc=False):
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """A marker of a tool's output: its id, the tool, its outcome and the number of its lines.
 
-    `way` states in words how to obtain it again, `words` are identifiers of the output. `has_effects`: the call changed
-    something.
+    `way` states in words how to obtain it again, `words` are identifiers of the output. `has_effects`: the call may
+    have changed something.
     """
 
     reference: str
@@ -267,7 +267,7 @@ def forget_tool(content: bytes) -> bytes:
 def render_tombstone(stone: Tombstone) -> str:
     """Render the marker that replaces a tool's output, in one line."""
     outcome = f", {sanitize_text(stone.outcome, _LONGEST_LINE)}" if stone.outcome else ""
-    effects = "it had effects, do not repeat it; " if stone.has_effects else ""
+    effects = "it may have had effects, do not repeat it; " if stone.has_effects else ""
     way = sanitize_text(stone.way, _LONGEST_LINE)
     marker = (
         f"[tool: {sanitize_text(stone.tool, _LONGEST_NAME)} — output pruned; completed{outcome}, {stone.lines:,} lines;"

@@ -93,7 +93,7 @@ def find_superseded(index: ConversationIndex) -> dict[int, int]:
 
 
 class _Asked(msgspec.Struct, frozen=True, gc=False):
-    """A call that an output answers, its summary, and whether it has effects."""
+    """A call that an output answers, its summary, and whether it may have changed something."""
 
     call: ToolCall
     summary: str
@@ -119,9 +119,12 @@ def _find_calls(index: ConversationIndex, place: int) -> list[_Asked]:
     answers = index.messages[place].message.results
     found: dict[str, _Asked] = {}
     for before in range(place - 1, -1, -1):
-        for call, asked in zip(index.messages[before].message.calls, index.found[before].asked, strict=True):
+        features = index.found[before]
+        for call, asked, is_act in zip(
+            index.messages[before].message.calls, features.asked, features.effects, strict=True
+        ):
             if call.id in answers:
-                found.setdefault(call.id, _Asked(call, asked, index.found[before].effects))
+                found.setdefault(call.id, _Asked(call, asked, is_act))
         if len(found) == len(answers) or index.messages[before].structure.role == "user":
             break
     return [found[id] for id in answers if id in found]
@@ -141,7 +144,7 @@ class _Output(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_effects(self) -> bool:
-        """Whether the call changed something."""
+        """Whether the call may have changed something."""
         return self.asked is not None and self.asked.has_effects and not self.is_refused
 
     @property
@@ -246,7 +249,7 @@ def trim_message(view: PlanRequest, index: ConversationIndex, place: int, most: 
     parts = " ".join(f"ref:{each.id}" for each in references)
     cutter = _TextCutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
     text = cutter.cut(message.text)
-    called = ((call, _trim_arguments(call.arguments, cutter)) for call in message.calls)
+    called = ((call, _trim_arguments(call.arguments, cutter)) for call in message.calls if call.id)
     arguments = tuple([(call.id, spelled) for call, spelled in called if spelled != call.arguments])
     return ReplacedMessage(Replaced(place, "" if text == message.text else text, "shortened", arguments), references)
 

@@ -32,7 +32,7 @@ from proxy.context.tool_outputs import (
     list_part_references,
     prune_output,
 )
-from proxy.context.user_rules import NewerLines, find_block_path, list_pasted
+from proxy.context.user_rules import NewerLines, find_block_path, list_given
 from proxy.model.epoch import Reference, Replaced
 from proxy.model.messages import BESIDE, Message
 
@@ -212,7 +212,7 @@ def _make_forms(
         return (UserMessageForm(i, step.tokens),) * _CUT_LEVEL
     message = index.messages[step.start].message
     own = _CutText(read_words(index, spoken[0]) if spoken else message.text)
-    blocks = [] if known is None or spoken else _list_blocks(message.text, count)
+    blocks = [] if known is None or spoken else _list_blocks(message, count)
     most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
     large = [each for each in blocks if each.tokens > most]
     owns = (
@@ -436,9 +436,10 @@ class _Block(msgspec.Struct, frozen=True, gc=False):
     path: str
 
 
-def _list_blocks(text: str, count: Count) -> list[_Block]:
-    """Return the pasted blocks of a text that are worth a note."""
-    found = ((start, stop, count(text[start:stop])) for start, stop in list_pasted(text, _LEAST_PASTED))
+def _list_blocks(message: Message, count: Count) -> list[_Block]:
+    """Return what stands beside the user's own words in a message, where it is worth a note."""
+    text = message.text
+    found = ((start, stop, count(text[start:stop])) for start, stop in list_given(message, _LEAST_PASTED))
     return [_Block(*each, find_block_path(text, each[0])) for each in found if each[2] >= _LEAST_PASTED]
 
 
@@ -531,7 +532,7 @@ def fit_message(
     names = " ".join(f"ref:{each.id}" for each in references)
     note = f"[shortened by palimpsest, not by the user; the original is intact: {names}]"
     room -= count(note) + MESSAGE_FRAME
-    blocks = list_pasted(text, _LEAST_BLOCK)
+    blocks = list_given(index.messages[place].message, _LEAST_BLOCK)
     sizes = [count(text[start:stop]) for start, stop in blocks]
     prose = count(text) - sum(sizes)
     most = find_cap(sizes, room - prose - _BLOCK_NOTE * len(blocks))

@@ -16,6 +16,7 @@ import msgspec
 from proxy.context.budget import take_fitting
 from proxy.context.conversation import ConversationIndex, find_spoken, read_words
 from proxy.context.references import sanitize_text
+from proxy.model.messages import Message
 
 _OPENING = re.compile(
     r"(?m)^ {0,3}(?P<fence>`{3,8}(?!`)|~{3,8}(?!~))[^`\n]*$"
@@ -43,6 +44,17 @@ def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
         found += [*_list_machine_runs(text, at, start), (start, stop)]
         at = stop
     return [(start, stop) for start, stop in found if stop - start >= shortest]
+
+
+def list_given(message: Message, shortest: int) -> list[tuple[int, int]]:
+    """Return start and end of what stands beside a user's own words: attached texts, and pasted blocks."""
+    found, at = list[tuple[int, int]](), 0
+    for attached in (*message.attached, ""):
+        start = message.text.index(attached, at) if attached else len(message.text)
+        found += [(at + one, at + other) for one, other in list_pasted(message.text[at:start], shortest)]
+        found += [(start, start + len(attached))] if len(attached) >= shortest else []
+        at = start + len(attached)
+    return found
 
 
 _LONGEST_INTRO = 160
@@ -281,6 +293,9 @@ _DIRECTIVES = (
     r"हमेशा[^।]{0,40}(?:करो|करें|रखें|दें)",
 )
 _RULE_WORDS = re.compile(rf"(?i){_CLAUSE}(?:{'|'.join(_IMPERATIVES)})|{'|'.join(_DIRECTIVES)}")
+_RULE_LABEL = re.compile(
+    r"(?i)\W{0,6}(?:\w{1,20} ){0,2}(?:rule|constraint|requirement|guideline|convention|regel|vorgabe)s?:"
+)
 _RULE_INTRO = re.compile(
     r"(?i)\b(?:rules?|constraints?|requirements?|guidelines?|conventions?|regeln|vorgaben|règles|consignes|reglas)\b"
 )
@@ -309,13 +324,21 @@ def list_rules(index: ConversationIndex, places: Collection[int] | None = None) 
     found: dict[str, Rule] = {}
     for place in sorted({*list_user_places(index), *index.spoken}):
         if places is None or place in places:
-            for sentence in list_sentences(read_words(index, place)):
+            for sentence in list_sentences(_read_own_words(index, place)):
                 if _is_rule(sentence):
                     rule = Rule(place, sentence.said, sentence.intro)
                     key = " ".join(rule.beginning.casefold().split())
                     found.pop(key, None)
                     found[key] = rule
     return tuple(found.values())
+
+
+def _read_own_words(index: ConversationIndex, place: int) -> str:
+    """Return what a user says in a message, without attached texts."""
+    words = read_words(index, place)
+    for attached in index.messages[place].message.attached:
+        words = words.replace(attached, "\n", 1)
+    return words
 
 
 def find_rules(text: str) -> tuple[str, ...]:
@@ -327,7 +350,7 @@ def _is_rule(sentence: Sentence) -> bool:
     said = sentence.said
     if said.endswith("?") or len(said) > _LONGEST:
         return False
-    return bool(_RULE_WORDS.search(said) or _RULE_INTRO.search(sentence.intro))
+    return bool(_RULE_WORDS.search(said) or _RULE_LABEL.match(said) or _RULE_INTRO.search(sentence.intro))
 
 
 def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
@@ -383,6 +406,21 @@ def list_unsent_rules(
         and not any(rule.beginning in text for text in said)
         and not any(sanitize_text(rule.beginning, _LONGEST) in text for text in known)
     )
+
+
+def render_unsent_rules(
+    index: ConversationIndex,
+    steps: Iterable[int],
+    shortened: Mapping[int, str],
+    known: Sequence[str],
+    *,
+    usable: float,
+    count: Callable[[str], int],
+    most: int | None = None,
+) -> str:
+    """Render the block of the rules that are not sent otherwise, in its share of the usable tokens; empty for none."""
+    unsent = list_unsent_rules(index, steps, shortened, known, most)
+    return format_rules(unsent, compute_rules_budget(usable), count) if unsent else ""
 
 
 _LEAST_REPEATED = 100

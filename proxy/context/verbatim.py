@@ -173,9 +173,10 @@ def iterate_groups(
     """Yield the groups of a conversation from the newest to the oldest, without gaps.
 
     A result and its call are in one group with everything between them. A result answers the newest call before it that
-    has its id. `machine` are the places of messages in the user's role that a machine wrote, `leading` of those that
-    are in one group with the assistant's message behind them (`MessageStructure.is_leading`), `spoken` of outputs with
-    words of the user beside them, `late` of results in another group than their calls (`find_late`).
+    has its id. `machine` are the places of messages in the user's role that a machine wrote, and of reminders in that
+    of the system, which are in one group with what is before them, `leading` of those that are in one group with the
+    assistant's message behind them (`MessageStructure.is_leading`), `spoken` of outputs with words of the user beside
+    them, `late` of results in another group than their calls (`find_late`).
     """
     stop, has_calls = len(messages), False
     roles = set[str]()
@@ -189,7 +190,9 @@ def iterate_groups(
             missing.difference_update(message.calls)
         if i not in machine:
             roles.add("user" if i in spoken else message.role)
-        if before is not None and (joins_run(before, message) or (i - 1 in leading and message.role == "assistant")):
+        is_reminder = i in machine and message.role == "system" and i not in leading
+        joins = is_reminder or (i - 1 in leading and message.role == "assistant")
+        if before is not None and (joins or joins_run(before, message)):
             continue
         if missing:
             if first_calls is None:

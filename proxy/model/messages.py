@@ -66,6 +66,7 @@ class MessageStructure(msgspec.Struct, frozen=True, gc=False):
     is_leading: bool = False  # only a message of the assistant may follow directly
     stays: Stay = ""
     is_compaction: bool = False  # a provider's summary of all that was before it, which may be the first message
+    reminder: bytes = b""  # of a message of the system: equal for those that are the same reminder, sent again
     item_id: str = ""  # the provider pairs the item by it with the reasoning that led to it; it may be left out
 
 
@@ -83,6 +84,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     `role` and `results` are those of its structure. `text` joins its text parts with line ends, tool output included.
     `media` has a short description of each image, document or audio in it. `outputs` are the texts of its results if it
     has several, `beside` the texts that stand beside results. `name` is that of the user, on wires that have one.
+    `attached` are the texts, parts of `text`, of documents and search results beside the user's own words.
+    `said` is what the assistant tells the user where `text` has more: what tools of the provider's returned.
     """
 
     role: str
@@ -93,6 +96,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     outputs: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     name: str = ""
+    said: str | None = None
+    attached: tuple[str, ...] = ()
 
 
 class Medium(msgspec.Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """Anthropic Messages (`/v1/messages`)."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import ClassVar
 
@@ -47,6 +47,7 @@ from proxy.wire.messages import (
     THINKING,
     digest_reasoning,
     format_arguments,
+    is_attached_text,
     is_empty,
     read_clearing_terms,
     read_content,
@@ -82,6 +83,10 @@ _REMOVED = b'"[The reasoning of this message was removed.]"'
 # tool, a `container_upload` puts a file where code runs.
 _KNOWN = frozenset({"text", "image", "document", "search_result", *THINKING, "tool_use", "server_tool_use"})
 _KNOWN |= {"tool_result", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
+_OF_PROVIDER = (
+    "_tool_use",
+    "_tool_result",
+)  # endings of the types of what the provider's own tools were asked, and said
 _KNOWN |= {f"{kind}code_execution_tool_result" for kind in ("", "bash_", "text_editor_")}
 # Edits of `context_management` that only remove what the provider has read before, as ours do. Any other one may put
 # something in place of messages.
@@ -355,7 +360,32 @@ class AnthropicMessages(Format):
         has_several = 1 < len(set(answered)) == len(results)
         texts = [read_text(block.get("text")) for block in read_objects(rest) if block.get("type") == "text"]
         beside = tuple(filter(None, texts)) if results else ()
-        return Message(role, text, tuple(calls), answered, media, tuple(outputs) if has_several else (), beside)
+        return Message(
+            role,
+            text,
+            tuple(calls),
+            answered,
+            media,
+            tuple(outputs) if has_several else (),
+            beside,
+            said=_read_answer_text(read_objects(rest)) if role == "assistant" else None,
+            attached=_list_attached(read_objects(rest)) if role == "user" else (),
+        )
+
+
+def _read_answer_text(blocks: Sequence[Mapping[str, object]]) -> str | None:
+    """Return what is said behind the last block of the provider's own tools, else before it; None if there is none."""
+    kinds = [read_text(block.get("type")) for block in blocks]
+    tools = [place for place, kind in enumerate(kinds) if kind.endswith(_OF_PROVIDER)]
+    if not tools:
+        return None
+    texts = [read_text(block.get("text")) if kind == "text" else "" for block, kind in zip(blocks, kinds, strict=True)]
+    answer = "".join(texts[tools[-1] :])  # citations divide one text into several blocks
+    return answer if answer.strip() else "\n".join(filter(None, texts))
+
+
+def _list_attached(blocks: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+    return tuple(filter(None, [read_content([block])[0] for block in blocks if is_attached_text(block)]))
 
 
 def _list_thinking(blocks: Iterable[object]) -> list[dict[str, object]]:

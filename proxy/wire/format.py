@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from msgspec.structs import replace
+
 from proxy.model.card import UNASKED, CacheTerms
 from proxy.model.epoch import ClearedContext, ClearingTerms
 from proxy.model.exchange import Answer, Headers, MissCause
@@ -28,7 +30,15 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.messages import CACHE_MARKER, THINKING, find_markers, list_markers, read_counted_content, read_markers
+from proxy.wire.messages import (
+    CACHE_MARKER,
+    THINKING,
+    find_markers,
+    identify_reminder,
+    list_markers,
+    read_counted_content,
+    read_markers,
+)
 from proxy.wire.streams import ServerEvent
 from proxy.wire.validity import Rules
 
@@ -412,7 +422,10 @@ class DecodedMessage:
             markers = tuple(find_markers(value)) if CACHE_MEMBER in value else ()
         else:  # a name may be written with escapes
             markers = tuple(find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
-        return self._format._read_structure(value, markers, b"json" in raw.lower())
+        structure = self._format._read_structure(value, markers, b"json" in raw.lower())
+        if structure.role != "system":
+            return structure
+        return replace(structure, reminder=identify_reminder(self.message.text))
 
     @property
     def message(self) -> Message:

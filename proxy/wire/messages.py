@@ -80,6 +80,18 @@ def is_result(kind: str) -> bool:
     return kind.endswith("_output") or kind == "mcp_approval_response"
 
 
+_REMINDER = re.compile(r"<(?:[\w-]{0,40}reminder|environment_details|environment_context)\b", re.IGNORECASE)
+_REMINDER_HEAD = 60
+_NUMBER = re.compile(r"\d+")
+
+
+def identify_reminder(text: str) -> bytes:
+    """Return what texts have in common that are the same reminder: all but their numbers; of a tagged one its head."""
+    said = text.strip()
+    known = said[:_REMINDER_HEAD] if _REMINDER.match(said) else said
+    return sha256(_NUMBER.sub("0", known).encode(errors="replace")).digest()[:8] if said else b""
+
+
 def read_markers(value: object) -> tuple[str, ...]:
     """Return the retentions of the cache markers in a list of decoded blocks, tools or messages, in order."""
     return tuple(chain.from_iterable(map(find_markers, read_objects(value))))
@@ -148,10 +160,19 @@ def _open(kind: str, part: Mapping[str, object], media: list[str]) -> tuple[obje
         media.append(format_medium(medium))
         return ()
     source = part.get("source")
+    if kind == "search_result":
+        return (part.get("title"), source, part.get("content"))
     if kind == "document" and isinstance(source, dict):
         return (part.get("title"), source.get("data"), source.get("content"))
     rest = list_unknown(part)
     return (format_json(rest),) if rest else ()
+
+
+def is_attached_text(part: Mapping[str, object]) -> bool:
+    """Return whether a part of a message is a document that is given as text, or a search result."""
+    kind, source = read_text(part.get("type")), part.get("source")
+    is_text = isinstance(source, dict) and source.get("type") in ("text", "content")
+    return kind == "search_result" or (kind == "document" and is_text)
 
 
 def list_unknown(item: Mapping[str, object]) -> dict[str, object]:

@@ -27,7 +27,7 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.messages import CACHE_MARKER, TEXTS
+from proxy.wire.messages import CACHE_MARKER, TEXTS, is_attached_text
 from proxy.wire.validity import MOST_MARKERS
 
 Role = Literal["user", "assistant"]
@@ -359,8 +359,9 @@ def _set_arguments(raw: bytes, value: Mapping[str, object], new: str) -> bytes:
 
 
 def _read_kind(part: bytes) -> str:
+    """Return the type of a part; attached text counts as text."""
     value = read_object(part.decode(errors="replace"))
-    return read_text(value.get("type")) if value else ""
+    return ("text" if is_attached_text(value) else read_text(value.get("type"))) if value else ""
 
 
 def _read_part_text(part: bytes) -> str:

@@ -308,9 +308,9 @@ class Responses(Format):
             names = ("arguments", "input", "action", "code")
             arguments = format_arguments(next((message[name] for name in names if name in message), ""))
             called = read_text(message.get("name")) or kind.removesuffix("_call")
-            return Message("assistant", text, (ToolCall(call_id, called, arguments),), media=media)
+            return Message("assistant", text, (ToolCall(call_id, called, arguments),), media=media, said="")
         text, media = ("", ()) if kind == "reasoning" else read_content(list_unknown(message))
-        return Message("assistant", text, (), (), media)
+        return Message("assistant", text, (), (), media, said="")
 
     def is_aside(self, body: SplitBody) -> bool:
         """Return whether a request ends with a trigger, whose answer is one compaction."""

@@ -26,7 +26,7 @@ Kind = Literal[
     "orphan",  # a result without a call
     "duplicate",  # an id of more than one call
     "reasoning",  # reasoning of a kept message that is lost, changed or separated from its call
-    "instructions",  # a system message that we wrote, or one of the client's that is gone
+    "instructions",  # a system message that we wrote, or one of the client's that is gone and does not stand later
     "protected",  # a message that is lost, or changed though it is pinned: the newest of the user may become shorter
     "userless",  # no user message at all
     "beginning",  # the first message is the assistant's or a result
@@ -422,7 +422,7 @@ def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: I
             if structure.role == "system":
                 yield RequestFault("instructions", "ours", place)
         for place, structure in replaced:
-            if structure.role == "system":
+            if structure.role == "system" and not _stands_again(history, place, structure.reminder):
                 yield RequestFault("instructions", "gone", place)
             elif structure.stays == "always" and place not in splice.whole:
                 yield RequestFault("protected", "", place)
@@ -430,6 +430,12 @@ def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: I
         is_shorter = splice.stop == splice.start + 1 and [each.role for each in splice.structures] == ["user"]
         touched = [place for place in touched if place in pinned or not (is_shorter or place in splice.shortened)]
         yield from (RequestFault("protected", "", place) for place in touched if place not in splice.whole)
+
+
+def _stands_again(history: MessageRuns, place: int, reminder: bytes) -> bool:
+    """Return whether a later message of the system is the same reminder."""
+    later = history.odd[bisect_left(history.odd, place + 1) :]
+    return bool(reminder) and any(history.structure_at(each).reminder == reminder for each in reversed(later))
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):

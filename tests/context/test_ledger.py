@@ -120,10 +120,10 @@ def test_a_step_is_told_with_what_was_said_and_asked_and_how_it_ended() -> None:
     assert tell(act("1", "ls -la", "a\nb")) == "shell ls -la → 2 lines"
     assert tell(act("1", "cd /src/x && ls -la", "a\nb"), has_names=False) == "ls -la → 2 lines"
     failed = tell(act("1", "make", "<returncode>2</returncode>\nerror: no rule"))
-    assert failed == "shell make → exit 2 error: no rule"
+    assert failed == "! shell make → exit 2 error: no rule"
     spoken, answer = act("1", "make all", "done")
     assert tell([spoken | {"content": "THOUGHT: Now I\nbuild it.\n```sh\nmake\n```"}, answer]) == (
-        '"Now I build it." · shell make all → 1 line'
+        '! "Now I build it." · shell make all → 1 line'
     )
 
 
@@ -135,7 +135,7 @@ def test_what_changed_something_is_marked_and_told_at_more_length() -> None:
 
 def test_what_was_said_without_a_call_is_quoted() -> None:
     assert tell([said("I am done with [tool: this")]) == 'said: "I am done with (tool: this"'
-    assert tell([user("go"), call("1", "make all")], 1) == "shell make all"
+    assert tell([user("go"), call("1", "make all")], 1) == "! shell make all"
 
 
 def test_only_the_first_words_are_quoted() -> None:

@@ -143,7 +143,7 @@ def test_of_the_running_task_changes_are_told_first_and_then_the_newest_steps() 
 
 def test_of_a_finished_task_its_end_and_its_changes_are_told() -> None:
     task = [m for i in range(12) for m in speak(i, f"I look at part {i}.", f"cat part_{i}.py", "long " * 400)]
-    task += [*speak(20, "Now the guard.", "sed -i s/a/b/ part_5.py"), *speak(21, "I run it.", "python part_5.py")]
+    task += [*speak(20, "Now the guard.", "sed -i s/a/b/ part_5.py"), *speak(21, "I run it.", "pytest part_5.py")]
     task += [said("The guard stands; I left the flag alone.")]
     messages = [user("go"), *task, user("b"), *act("z", "ls", "x")]
     made = archive(420, messages)

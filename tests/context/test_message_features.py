@@ -98,12 +98,13 @@ def test_what_an_output_imports_is_known_as_such() -> None:
 )
 def test_files_that_a_command_writes_are_known(arguments: str, written: tuple[str, ...]) -> None:
     assert extract_features(call("shell", arguments)).written == written
-    assert extract_features(call("shell", arguments)).effects == bool(written)
+    found = extract_features(call("shell", arguments))
+    assert found.effects == (bool(written),) and found.writes == bool(written)
 
 
 def test_a_tool_that_is_named_for_it_changes_something() -> None:
-    assert extract_features(call("book_reservation", "{}")).effects
-    assert not extract_features(call("get_user", "{}")).effects
+    assert extract_features(call("book_reservation", "{}")).effects == (True,)
+    assert extract_features(call("get_user", "{}")).effects == (False,)
 
 
 @pytest.mark.parametrize(

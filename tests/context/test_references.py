@@ -107,7 +107,7 @@ def test_what_had_effects_is_not_to_be_repeated() -> None:
     stone = Tombstone("abcdefghij", "bash", "", 1, "ask the user", has_effects=True)
     assert render_tombstone(stone) == (
         "[tool: bash — output pruned; completed, 1 lines; shown in full earlier; intact;"
-        " it had effects, do not repeat it; to see it: ask the user; ref:abcdefghij]"
+        " it may have had effects, do not repeat it; to see it: ask the user; ref:abcdefghij]"
     )
 
 

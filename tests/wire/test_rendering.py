@@ -648,3 +648,17 @@ def test_several_items_are_replaced_by_others_whatever_else_changes_in_them() ->
     kept = [raws[0], b'"ours"', raws[2], b'"x"', b'"y"', b'"z"', b'"w"']
     assert [json.dumps(each) for each in json.loads(sent)["messages"]] == [json.dumps(json.loads(raw)) for raw in kept]
     assert json.loads(sent)["tools"] == [1, 2]
+
+
+def test_attached_texts_give_way_with_the_words_and_media_stay() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
+    attached = [
+        {"type": "document", "source": {"type": "text", "data": "a report"}},
+        {"type": "document", "source": {"type": "content", "content": [text("a part")]}},
+        {"type": "search_result", "source": "https://x", "title": "x", "content": [text("found")]},
+    ]
+    message = {"role": "user", "content": [*attached, image, text("old"), pdf]}
+    assert replace(ANTHROPIC, message) == {"role": "user", "content": [text("new"), image, pdf]}
+    told = FORMATS[ANTHROPIC].parse_message(json.dumps(message).encode())
+    assert told.attached == ("a report", "a part", "x\nhttps://x\nfound")

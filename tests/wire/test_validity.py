@@ -25,6 +25,7 @@ from proxy.wire.validity import (
 from tests.support.valid_histories import WIRES, steps, structure, write
 
 USER, SAID, SYSTEM = MessageStructure("user"), MessageStructure("assistant"), MessageStructure("system")
+REMINDER = MessageStructure("system", reminder=b"1")
 LEADING = MessageStructure("system", is_leading=True)
 wires = st.sampled_from(WIRES)
 
@@ -189,6 +190,18 @@ CASES: dict[str, tuple[list[MessageStructure], list[Splice], Rules, RequestFault
         RequestFault("position", "", 1),
     ),
     "system": ([SYSTEM, USER], [Splice(0, 1)], rules(), RequestFault("instructions", "gone", 0)),
+    "reminder": (
+        [USER, REMINDER, USER, MessageStructure("system", reminder=b"2"), USER],
+        [Splice(1, 2)],
+        rules(),
+        RequestFault("instructions", "gone", 1),
+    ),
+    "newest reminder": (
+        [USER, REMINDER, USER, REMINDER, USER],
+        [Splice(3, 4)],
+        rules(),
+        RequestFault("instructions", "gone", 3),
+    ),
     "ours": ([USER, USER], [Splice(0, 0, (SYSTEM,))], rules(), RequestFault("instructions", "ours", 0)),
     "flaw": (
         [USER, SAID, USER],
@@ -530,3 +543,8 @@ def test_markers_of_client_results_that_are_sent_with_a_restored_answer_count_wh
     assert find_marker_faults(judge_history([USER, SAID, USER, SAID, marked]), [restored], rules) == set()
     lost = judge_history([USER, MessageStructure("assistant", markers=("5m",)), USER])
     assert find_marker_faults(lost, [restored], rules) == {RequestFault("markers", "lost")}
+
+
+def test_a_reminder_that_stands_again_later_may_go() -> None:
+    history = judge_history([USER, REMINDER, USER, REMINDER, SAID, USER])
+    assert not find_faults(history, [Splice(1, 2)], rules())

@@ -267,6 +267,6 @@ def list_touched_files(index: ConversationIndex, span: MessageRange) -> tuple[To
             for path in list_identifiers(asked):
                 if is_opaque(path) or not _FILE.fullmatch(path):
                     continue
-                is_writing = found.effects and (path in found.written or not found.written)
+                is_writing = found.writes and (path in found.written or not found.written)
                 edited[path] = edited.get(path, False) or (is_writing and (place, call.id) not in refused)
     return tuple(TouchedFile(path, is_edited) for path, is_edited in edited.items())

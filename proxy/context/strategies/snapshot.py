@@ -1,13 +1,14 @@
 """The strategy `snapshot`: memory in place of whole turns, then the newest turns word for word.
 
 A context grows until a prompt has filled most of its budget. Then it begins anew: with a message of ours that shows
-what memory has of the turns that leave, the newest turns before the current one (`BuilderPolicy.raw_tail_turns`), and
-the current turn. A turn leaves only if memory has been made of it. Of the turns before the current one fewer stay where
-they do not fit. What whole turns cannot free is freed within the current turn and the one before it, as in `epochs`.
+what memory has of the turns that leave, and the user's rules in them, the newest turns before the current one
+(`BuilderPolicy.raw_tail_turns`), and the current turn. The user's words of the two newest turns always stay. A turn
+leaves only if memory has been made of it. Of the turns before the current one fewer stay where they do not fit. What
+whole turns cannot free is freed within the current turn and the one before it, as in `epochs`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -24,6 +25,8 @@ from proxy.context.memory.bundle import render_turns
 from proxy.context.memory.traces import TraceSource, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
+from proxy.context.user_messages import list_newest_forms
+from proxy.context.user_rules import render_unsent_rules
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
 
@@ -128,16 +131,32 @@ def _begin(
     """Return what stands before the message `start` at which a turn begins. From `place` on, turns are sent as text."""
     assert view.memory is not None, "a plan without memory begins with no message of it"
     step = bisect_right(index.steps, start, key=lambda each: each.stop)
-    earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step))))
+    newest = {i for i in index.newest if i < step and index.steps[i].start < place}
+    earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step) | newest)))
+    marked = {**prune(view, index, earlier), **_shorten_newest(view, index, newest, count)}
     left = min(place, index.find_start(step)) - sum(len(index.steps[i].places) for i in earlier)
     access = NOTE_RECALL if view.has_tool else NOTE_ACCESS
     note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
     recent = _render_recent(view.messages, place, start)
-    text = "\n\n".join(filter(None, (note, view.memory.text, recent)))
-    marked = prune(view, index, earlier)
+    shown, gone = "\n\n".join(filter(None, (note, view.memory.text, recent))), set(range(step)) - {*earlier}
+    shortened = {at: made.edit.text for at, made in marked.items() if index.messages[at].structure.role == "user"}
+    rules = render_unsent_rules(index, gone, shortened, (shown,), usable=view.budget.usable, count=count)
+    text = f"{shown}\n\n{rules}" if rules else shown
     tokens = count(text) + MESSAGE_FRAME + sum(index.steps[i].tokens for i in earlier)
     tokens -= count_saved_tokens(index, marked, count)
     return _Beginning(step, earlier, marked, text, tokens)
+
+
+def _shorten_newest(
+    view: PlanRequest, index: ConversationIndex, steps: Collection[int], count: Callable[[str], int]
+) -> dict[int, ReplacedMessage]:
+    """Return what replaces those of the user's newest turns that would leave too little room, by place."""
+    room, marked = _CURRENT_SHARE * _TAIL_SHARE * view.budget.soft, dict[int, ReplacedMessage]()
+    for i, forms in list_newest_forms(view, index, count).items():
+        if i in steps:
+            chosen = next((form for form in forms if form.tokens <= room), forms[-1])
+            marked |= {edit.place: ReplacedMessage(edit, chosen.references) for edit in chosen.edits}
+    return marked
 
 
 def _render_recent(messages: Sequence[CountedMessage], place: int, stop: int) -> str:

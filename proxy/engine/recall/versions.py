@@ -240,7 +240,7 @@ def _make_message(call: ToolCall, text: str) -> Message:
 
 
 def _has_effects(call: ToolCall) -> bool:
-    return extract_features_without_identifiers(Message("assistant", "", (call,))).effects
+    return extract_features_without_identifiers(Message("assistant", "", (call,))).writes
 
 
 def _find_written(call: ToolCall, path: str) -> str | None:

@@ -70,7 +70,8 @@ def test_so_many_turns_before_the_current_one_stay(turns: int) -> None:
     history = [*tasks(9, size=10), user("Do task 9.")]
     sent = render(history, plan(history, policy=replace(POLICY, raw_tail_turns=turns)))
     assert [each["content"] for each in sent if each["role"] == "user"][1:] == [
-        f"Do task {number}." for number in range(9 - turns, 10)
+        f"Do task {number}."
+        for number in range(min(9 - turns, 8), 10)  # the two newest in any case
     ]
 
 
@@ -174,7 +175,7 @@ def test_pinned_messages_stay() -> None:
 def test_of_steps_that_stay_for_words_of_the_system_outputs_leave() -> None:
     """Formats exist in which such words, and what the model does then, are one group."""
     system: RawMessage = {"role": "system", "content": "The date is the 3rd."}
-    history = [*tasks(2), user("Do it."), system, *act("led", "cat", "long line\n" * 400), *tasks(6), user("Go on.")]
+    history = [*tasks(2), user("Mend it."), system, *act("led", "cat", "long line\n" * 400), *tasks(6), user("Go on.")]
     seen = [see(each) for each in history]
     place = history.index(system)
     leading = msgspec.structs.replace(seen[place].structure, is_leading=True)
@@ -280,3 +281,36 @@ def test_any_history_is_sent_without_orphans_and_in_its_order(seed: int) -> None
     if isinstance(made.edits[0] if made.edits else None, Written) and "memory" in made.edits[0].text:  # type: ignore[union-attr]
         assert read_memory(made).stop <= max(covered, starts[-2] if policy.is_tail_text else 0)
     splice(made, view(history, 8_000))
+
+
+def test_the_two_newest_user_turns_stay_whatever_is_between_them() -> None:
+    history = [*tasks(5), *turn(8, 9, 250), user("Do task 9.")]
+    sent = render(history, plan(history))
+    assert [each["content"] for each in sent if each["role"] == "user"][1:] == ["Do task 8.", "Do task 9."]
+
+
+def test_of_a_long_second_newest_turn_what_fits_stays() -> None:
+    long = user("Keep the order of the columns. " + "Some words of prose that go on. " * 900 + "Then stop.")
+    history = [*tasks(4), long, *turn(7, 9, 250)[1:], user("Do task 9.")]
+    made = plan(history)
+    sent = render(history, made)
+    kept = [each["content"] for each in sent if each["role"] == "user"][1:]
+    assert len(kept) == 2 and kept[0].startswith("Keep the order of the columns.") and len(kept[0]) < 1_000
+    assert made.tokens == sum(see(each).tokens for each in sent)
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_rules_in_turns_that_leave_are_shown_beside_memory(place: int) -> None:
+    rules = ["HARD CONSTRAINT: the report has no more than nine columns.", "All times must be in UTC."]
+    history = tasks(9)
+    starts = [at for at, each in enumerate(history) if each["role"] == "user"]
+    for at, rule in enumerate(rules):
+        history[starts[place + at]] = user(f"Do this. {rule}")
+    text = read_memory(plan([*history, user("Do task 9.")], policy=replace(POLICY, raw_tail_turns=1))).text
+    assert all(text.count(rule) == 1 for rule in rules)
+    known = plan(
+        [*history, user("Do task 9.")],
+        policy=replace(POLICY, raw_tail_turns=1),
+        memory=MemoryText(f"{TEXT}\n- (constraint) {rules[1]}", len(history)),
+    )
+    assert read_memory(known).text.count(rules[1]) == 1

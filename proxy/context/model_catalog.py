@@ -117,15 +117,21 @@ def make_card(said: Sequence[SourcedOffer], limit: Limit | None, now: float) -> 
     prices, prices_source = _choose_first((source, offer.prices) for source, offer in said)
     retention, _ = _choose_first((source, offer.retention) for source, offer in said)
     caches, _ = _choose_first((source, offer.caches or None) for source, offer in said)
-    if limit is not None and is_believed(limit, window, now):
+    if limit is not None and is_believed(limit, window, now, is_set=window_source == "settings"):
         window, window_source = limit.window, "learned"
     return Card(
         window, output, prices or UNPRICED, window_source, output_source, prices_source, retention, caches or ()
     )
 
 
-def is_believed(limit: Limit, stated: int | None, now: float) -> bool:
-    """Return whether a learned window counts: of the last 24 hours, less than was sent, 25 to 100 % of a stated one."""
+def is_believed(limit: Limit, stated: int | None, now: float, *, is_set: bool = False) -> bool:
+    """Return whether a learned window counts in place of one that is `stated` elsewhere.
+
+    One that the upstream named does, but none above one that `is_set` by settings. One that was inferred does for 24
+    hours if it is less than was sent, and 25 to 100 % of the other.
+    """
+    if limit.is_stated:
+        return limit.window > 0 and not (is_set and stated is not None and limit.window > stated)
     if not 0 < limit.window < limit.sent or now - limit.learned >= _REMEMBERED_SECONDS:
         return False
     return stated is None or _MIN_BELIEVED_SHARE * stated <= limit.window <= stated

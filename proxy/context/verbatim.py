@@ -97,12 +97,15 @@ def find_verbatim(
     recent: int = RECENT_GROUPS,
     turns: int = RECENT_TURNS,
     pinned: frozenset[int] = frozenset(),
+    *,
+    first_acting: int = 0,
 ) -> Verbatim:
     """Return what stays of a conversation whose `groups` are given from the newest to the oldest.
 
     The tail has the `recent` newest groups with calls, and all messages from place `unanswered` on. Adjacent groups of
     the user count as one of the `turns`, unless the assistant acts in the later one. `pinned` are the places of
-    messages that must stay for another reason. The groups are read only as far back as needed.
+    messages that must stay for another reason, and no message before place `first_acting` has a call or a result. The
+    groups are read only as far back as needed: of a long chat without calls, no further than its newest turns.
     """
     tail, later, first_pinned = unanswered, "", min(pinned, default=unanswered)
     of_turns, of_pinned = list[range](), list[range]()
@@ -118,7 +121,7 @@ def find_verbatim(
         if pinned and not pinned.isdisjoint(group.places):
             of_pinned.append(group.places)
         has_turns = turns < 0 or (not turns and later != "user")
-        if has_turns and recent <= 0 and group.start <= min(unanswered, first_pinned):
+        if has_turns and (recent <= 0 or group.start <= first_acting) and group.start <= min(unanswered, first_pinned):
             break
     return Verbatim(tail, tuple(of_turns), tuple(of_pinned))
 

@@ -133,9 +133,9 @@ class Models:
         self._budgets[asked] = (budget, now + _CARD_SECONDS)
         return budget
 
-    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
-        """Learn the window that an upstream named when it refused `sent` tokens."""
-        self._catalog.note_limit(key, window, sent)
+    def note_limit(self, key: LimitKey, window: int, sent: int, *, is_stated: bool = False) -> None:
+        """Learn a window when an upstream refused `sent` tokens: it `is_stated` in the refusal, or inferred from it."""
+        self._catalog.note_limit(key, window, sent, is_stated=is_stated)
         self._forget()
 
     def note_alternating(self, upstream: str, model: str) -> None:

@@ -473,8 +473,8 @@ class Catalog(Protocol):
         """Learn from an upstream's list of its models. An empty list changes nothing. May block."""
         ...
 
-    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
-        """Learn the window that an upstream named when it refused `sent` tokens."""
+    def note_limit(self, key: LimitKey, window: int, sent: int, *, is_stated: bool = False) -> None:
+        """Learn a window when an upstream refused `sent` tokens: it `is_stated` in the refusal, or inferred from it."""
         ...
 
     def find(self, key: LimitKey) -> Card:

@@ -106,11 +106,15 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
-    """A window learned when the upstream refused `sent` tokens. `learned` is the time, in monotonic seconds."""
+    """A window learned when the upstream refused `sent` tokens. `learned` is the time, in monotonic seconds.
+
+    It `is_stated` if the upstream named it, else it was inferred.
+    """
 
     window: int
     sent: int
     learned: float
+    is_stated: bool = False
 
 
 class LimitKey(NamedTuple):

@@ -129,9 +129,9 @@ class ModelCatalog:
         if offers:
             self._listed[upstream] = ModelNames(tuple(offers)), offers
 
-    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
-        """Remember the window that an upstream named when it refused `sent` tokens."""
-        self._limits.put(key, Limit(window, sent, self._clock.monotonic()))
+    def note_limit(self, key: LimitKey, window: int, sent: int, *, is_stated: bool = False) -> None:
+        """Remember the window that was learned when an upstream refused `sent` tokens, or that it stated then."""
+        self._limits.put(key, Limit(window, sent, self._clock.monotonic(), is_stated))
 
     def find(self, key: LimitKey) -> Card:
         """Return the card of a model with what is known now."""

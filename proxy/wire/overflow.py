@@ -132,6 +132,7 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
     sent: int | None = None  # input tokens
     output: int | None = None  # requested output tokens
     is_guess: bool = False  # the error says nothing at all
+    is_status: bool = False  # nothing but its status says so, which may be about bytes
 
     @property
     def fits_with_less_output(self) -> bool:
@@ -233,7 +234,7 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
     if any(map(_is_other_limit, errors)):
         return None
     found = next(filter(None, map(_read_error, errors)), None)
-    return Overflow() if found is None and status == _TOO_LARGE else found
+    return Overflow(is_status=True) if found is None and status == _TOO_LARGE else found
 
 
 def read_stream_start(chunk: bytes) -> StreamStart:

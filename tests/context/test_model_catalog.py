@@ -13,7 +13,7 @@ from proxy.context.model_catalog import (
     make_card,
     merge_offers,
 )
-from proxy.model.card import UNPRICED, Card, Limit, Offer, Prices, Rates
+from proxy.model.card import UNPRICED, Card, Limit, Offer, Prices, Rates, Source
 from proxy.model.messages import Medium
 
 
@@ -116,6 +116,22 @@ def test_a_learned_window_is_believed_within_reason_and_for_a_day(
     window: int, sent: int, stated: int | None, now: float, believed: bool
 ) -> None:
     assert is_believed(Limit(window, sent, 0.0), stated, now) is believed
+
+
+@pytest.mark.parametrize(
+    ("source", "window", "card"),
+    [
+        ("bundled", 100, (100, "learned")),  # 10 % of what the catalog has
+        ("upstream", 2000, (2000, "learned")),
+        ("settings", 100, (100, "learned")),
+        ("settings", 2000, (1000, "settings")),  # who sets less wants less
+        ("bundled", 0, (1000, "bundled")),
+    ],
+)
+def test_a_window_that_an_upstream_stated_is_kept_as_stated(source: Source, window: int, card: tuple[int, str]) -> None:
+    limit = Limit(window, 90, 0.0, is_stated=True)
+    found = make_card([(source, Offer(window=1000))], limit, 30 * DAY)
+    assert (found.window, found.window_source) == card
 
 
 def test_the_entry_of_the_whole_name_comes_before_others_of_its_kind() -> None:

@@ -211,3 +211,20 @@ def test_no_more_of_a_long_history_is_read_than_needed() -> None:
 
     find_verbatim(read_groups(), find_unanswered(history))
     assert len(read) < 12
+
+
+@pytest.mark.parametrize("acting", [[], [call("a"), answer("a")]])
+def test_of_a_long_chat_no_more_is_read_than_its_newest_turns(acting: list[MessageStructure]) -> None:
+    history = [*[USER, SAID] * 500, *acting, USER]
+    first = 1000 if acting else len(history)
+    groups = list(iterate_groups(history))
+    read: list[Group] = []
+
+    def read_groups() -> Iterator[Group]:
+        for group in groups:
+            read.append(group)
+            yield group
+
+    found = find_verbatim(read_groups(), find_unanswered(history), first_acting=first)
+    assert found == find_verbatim(groups, find_unanswered(history))
+    assert len(read) < 12

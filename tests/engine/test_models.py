@@ -34,7 +34,7 @@ class ListedCatalog:
     def __init__(self) -> None:
         self.cards: dict[LimitKey, Card] = {}
         self.listings: list[tuple[str, bytes]] = []
-        self.limits: list[tuple[LimitKey, int, int]] = []
+        self.limits: list[tuple[LimitKey, int, int, bool]] = []
         self.is_open = False
 
     async def open(self) -> None:
@@ -43,8 +43,8 @@ class ListedCatalog:
     def note_listing(self, upstream: str, content: bytes) -> None:
         self.listings.append((upstream, content))
 
-    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
-        self.limits.append((key, window, sent))
+    def note_limit(self, key: LimitKey, window: int, sent: int, *, is_stated: bool = False) -> None:
+        self.limits.append((key, window, sent, is_stated))
 
     def find(self, key: LimitKey) -> Card:
         return self.cards.get(key, Card())
@@ -102,8 +102,8 @@ async def test_limits_hold_for_whom_they_were_learned(world: World) -> None:
     assert world.models.card("u", "m").window is None
     world.catalog.cards[key] = Card(window=5)
     assert world.models.budget(key).window == 7  # as it was found a moment ago
-    world.models.note_limit(key, 5, 6)
-    assert world.catalog.limits == [(key, 5, 6)]
+    world.models.note_limit(key, 5, 6, is_stated=True)
+    assert world.catalog.limits == [(key, 5, 6, True)]
     assert world.models.budget(key).window == 5
 
 

@@ -74,7 +74,7 @@ class StatedCatalog:
     def note_listing(self, upstream: str, content: bytes) -> None:
         """Nothing to learn."""
 
-    def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
+    def note_limit(self, key: LimitKey, window: int, sent: int, *, is_stated: bool = False) -> None:
         """From now on that is the window."""
         self.limits.append((key, window, sent))
         self.card = Card(window=window)

@@ -349,10 +349,10 @@ def test_any_other_refusal_is_none(status: int, value: Any) -> None:
 
 
 def test_a_body_too_large_is_one_whatever_it_says() -> None:
-    assert (
-        read({"type": "error", "error": {"type": "request_too_large", "message": "Request exceeds"}}, 413) == Overflow()
-    )
-    assert read_overflow(413, (), b"<html>413 Request Entity Too Large</html>") == Overflow()
+    assert read(
+        {"type": "error", "error": {"type": "request_too_large", "message": "Request exceeds"}}, 413
+    ) == Overflow(is_status=True)
+    assert read_overflow(413, (), b"<html>413 Request Entity Too Large</html>") == Overflow(is_status=True)
     assert read(error(ANTHROPIC), 413) == Overflow(200000, 210266)
 
 
@@ -457,7 +457,7 @@ def test_a_stream_that_has_only_opened_is_undecided(stream: bytes) -> None:
 
 @given(st.sampled_from([200, 400, 413]), values, st.sampled_from(["error", "response", "choices", "detail", "code"]))
 def test_reading_is_total(status: int, value: Any, name: str) -> None:
-    assert read({name: value}, status) in (None, Overflow())
+    assert read({name: value}, status) in (None, Overflow(is_status=True))
     assert read_stream_start(event({name: value})) in ("content", "undecided")
 
 

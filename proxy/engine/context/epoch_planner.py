@@ -42,6 +42,10 @@ _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
+# A plan lasts until one message is new for each so many that it was made of, if it replaces anything, or else for each
+# so few. Below twice as many messages each step of an agent has its own plan.
+_LASTING, _LASTING_BARE = 256, 20
+
 _MESSAGE_WEIGHT = 600
 _EDIT_WEIGHT = 200
 _NODE_WEIGHT = 60
@@ -129,6 +133,23 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         is_same = is_same and own.excluded == inputs.excluded and own.has_tool == inputs.has_tool
         is_same = is_same and own.is_alternating == inputs.is_alternating
         return is_same and own.memory == inputs.memory and list(own.reports) == list(inputs.reports)
+
+    def lasts(self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs) -> bool:
+        """Return whether no other plan with these inputs is to be made behind a request under `epoch`.
+
+        It lasts until a share of its messages is new, so that all plans of a growing conversation together take time
+        linear in it. Nor is one that is under way given up before: where planning takes longer than calls are apart,
+        none would ever be there.
+        """
+        if self.view != request.view or self.epoch is not epoch or not self.is_like(inputs):
+            return False
+        if count_shared_nodes(self.nodes, request.nodes) < len(self.nodes):
+            return False
+        fresh = len(request.nodes) - len(self.nodes)
+        if self.drafting.done() and not self.is_ready:
+            return not fresh
+        share = _LASTING_BARE if self.is_ready and not self.through else _LASTING
+        return fresh * share <= len(self.nodes)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
         """Return whether the plan is ready, and a request under `epoch` has all messages that it replaces."""

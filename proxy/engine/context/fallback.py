@@ -390,6 +390,8 @@ class FallbackChain:
         if context.drafting is not None:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
         inputs = self._list_wanted(state, wanted)
+        if wanted.why in PRICED and (unpaid := _find_unpaid(state, inputs)):
+            return unpaid
         earlier = await _find_drafted(self._histories, state, inputs)
         if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
             return earlier.draft
@@ -416,10 +418,12 @@ class FallbackChain:
 
         What opens it then only renders and checks that plan.
         """
-        if state.request.strategy != "epochs" or state.request.is_side or not state.context.is_draft_due(state.request):
+        if state.request.strategy != "epochs" or state.request.is_side:
             return
-        if forecast_calls(state.account, state.facts, state.growth, _LEAD_CALLS) <= _LEAD_CALLS:
-            inputs = self.list_inputs(state, "soft")
+        if forecast_calls(state.account, state.facts, state.growth, _LEAD_CALLS) > _LEAD_CALLS:
+            return
+        inputs = self.list_inputs(state, "soft")
+        if state.context.is_draft_due(state.request, state.epoch, inputs):
             self._draft(state, msgspec.structs.replace(inputs, growth=max(1, int(state.growth))))
 
     def _draft(self, state: RequestState, inputs: PlanInputs) -> "asyncio.Future[RenderedPlan]":
@@ -483,6 +487,17 @@ class FallbackChain:
         state.find_account(epoch).account = account
         tell_opened(self._bus, state.request, epoch)
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
+
+
+def _find_unpaid(state: RequestState, inputs: PlanInputs) -> RenderedPlan | None:
+    """Return the plan that is kept if it shows that an epoch does not pay, and the request has grown little since."""
+    drafted, history = state.find_drafted(), state.history
+    if drafted is None or not drafted.is_like(inputs):
+        return None
+    fresh = history.tokens - history.head.tokens - history.count_to(min(len(drafted.nodes), len(history.nodes)))
+    if fresh - drafted.inputs.growth > _MOST_EXCESS * state.budget.usable:
+        return None
+    return drafted.drafting.result() if decide(state.account, state.planned_facts).why is None else None
 
 
 async def _find_drafted(histories: HistoryCache, state: RequestState, inputs: PlanInputs) -> "_EarlierPlan | None":

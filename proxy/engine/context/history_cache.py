@@ -1,7 +1,7 @@
 """Measured histories: the structure of each message of a conversation, its tokens, and its faults."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -57,6 +57,8 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     first: int  # index of the first message in `items`
     marked: tuple[int, ...] = ()  # indexes of messages with cache markers
     signed: tuple[int, ...] = ()  # indexes of messages with signed reasoning
+    answers: int = 0  # messages of the assistant
+    first_acting: int = 0  # index of the first message with a call or a result, or their number if there is none
     guessed: tuple[tuple[int, Medium], ...] = ()  # media whose sizes were not known, with the indexes of their messages
 
     def count(self, start: int, stop: int) -> int:
@@ -137,7 +139,9 @@ def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozen
     `pinned` has the indexes of messages that must stay for another reason.
     """
     structures = history.structures
-    verbatim = find_verbatim(iterate_groups(structures), find_unanswered(structures), pinned=pinned)
+    verbatim = find_verbatim(
+        iterate_groups(structures), find_unanswered(structures), pinned=pinned, first_acting=history.first_acting
+    )
     earlier = sum(history.count(places.start, places.stop) for places in verbatim.list_earlier())
     return history.head.tokens + history.count(verbatim.tail, len(structures)) + earlier
 
@@ -338,6 +342,16 @@ def _sum_tokens(before: int, tokens: Sequence[int]) -> list[int]:
     return list(accumulate(tokens, initial=before))[1:]
 
 
+def _count_answers(structures: Iterable[MessageStructure]) -> int:
+    return sum([structure.role == "assistant" for structure in structures])
+
+
+def _find_acting(structures: Sequence[MessageStructure], start: int) -> int:
+    """Return the index of the first message with a call or a result, if these stand behind `start` others."""
+    acting = (place for place, each in enumerate(structures, start) if each.calls or each.results)
+    return next(acting, start + len(structures))
+
+
 def _extend(
     known: MeasuredHistory | None,
     shared: int,
@@ -353,7 +367,9 @@ def _extend(
     signed = tuple(place for place, structure in enumerate(structures, shared) if structure.signed)
     if known is None or not shared:
         runs = judge_history(structures, is_itemised=FORMATS[request.wire].is_itemised)
-        return MeasuredHistory(request.nodes, structures, sums, runs, head, items, first, fresh, signed)
+        counted = _count_answers(structures), _find_acting(structures, 0)
+        return MeasuredHistory(request.nodes, structures, sums, runs, head, items, first, fresh, signed, *counted)
+    answers = known.answers if shared == len(known.nodes) else _count_answers(known.structures[:shared])
     return MeasuredHistory(
         request.nodes,
         extend_shared(known.structures, shared, structures),
@@ -364,5 +380,7 @@ def _extend(
         first,
         (*(place for place in known.marked if place < shared), *fresh),
         (*(place for place in known.signed if place < shared), *signed),
+        answers + _count_answers(structures),
+        known.first_acting if known.first_acting < shared else _find_acting(structures, shared),
         tuple([(place, medium) for place, medium in known.guessed if place < shared]),
     )

@@ -329,7 +329,7 @@ class RefusalRetry:
         self._is_cut = True
         state = await self._read_sent_state()
         sent = overflow.sent or state.to_model_tokens(state.tokens)
-        window = self._learn_window(overflow, sent)
+        window = self._learn_window(overflow, sent, state)
         if overflow.window is not None and overflow.fits_with_less_output and not self._is_hop:
             window = overflow.window
             if retry := self._lower_output(window, sent):
@@ -352,14 +352,19 @@ class RefusalRetry:
         epoch = context.get_epoch(plan.epoch) if plan is not None else None
         return await states.read(request, context, epoch, states.find_budget(request))
 
-    def _learn_window(self, overflow: Overflow, sent: int) -> int | None:
-        """Return the window that the upstream names, if it is plausible."""
-        if overflow.window is None:
-            return None
-        models, key = self._states.models, find_key(self._request)
-        models.note_limit(key, overflow.window, sent)
-        known = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).window
-        return overflow.window if overflow.window == known else None
+    def _learn_window(self, overflow: Overflow, sent: int, state: RequestState) -> int | None:
+        """Learn the window of a refusal. Return the one that the upstream names, if it is less than was sent.
+
+        Where it names none, it has less than was sent, if all of that could be counted.
+        """
+        models, key, window = self._states.models, find_key(self._request), overflow.window
+        if window is not None:
+            models.note_limit(key, window, sent, is_stated=True)
+            known = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).window
+            return window if window == known and window < sent else None
+        if not (overflow.is_guess or overflow.is_status or state.history.guessed):
+            models.note_limit(key, sent - 1, sent)
+        return None
 
     def _limit_budget(self, state: RequestState, window: int | None, sent: int) -> Budget:
         """Compute the budget of the retry in our tokens. The upstream counted the refused request as `sent` tokens."""

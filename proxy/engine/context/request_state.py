@@ -95,8 +95,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def growth(self) -> float:
         """The tokens that a call of this conversation has added on average."""
-        calls = 1 + sum([structure.role == "assistant" for structure in self.history.structures])
-        return (self.history.tokens - self.history.head.tokens) / calls
+        return (self.history.tokens - self.history.head.tokens) / (1 + self.history.answers)
 
     def find_drafted(self) -> DraftedPlan | None:
         """Return the plan that was drafted for an earlier request, or this one, and holds for this one; else None."""
@@ -178,11 +177,15 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def planned_facts(self) -> RequestFacts:
-        """The facts with what the drafted plan leaves. Without such a plan, the same as `facts`."""
+        """The facts with what the drafted plan leaves. Without such a plan, the same as `facts`.
+
+        A plan that replaces nothing leaves all, of what came since as well.
+        """
         drafted = self.find_drafted()
         if drafted is None:
             return self.facts
         planned = self.history.head.tokens + count_tool(self.tool) + drafted.tokens
+        planned = planned if drafted.through else max(planned, self.tokens)
         return msgspec.structs.replace(self.facts, planned=planned)
 
     def _price_lost(self, bound: Sequence[int]) -> float:

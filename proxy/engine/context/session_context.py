@@ -11,7 +11,7 @@ from proxy.context.budget import Budget
 from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import restore_account
-from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs, RenderedPlan
 from proxy.engine.context.epoch_scope import (
     ClearedOutputDetector,
     EpochAccount,
@@ -146,10 +146,10 @@ class SessionContext:
         """Drop the plan that is kept: it is used, or was found to be invalid."""
         self._drafted = None
 
-    def is_draft_due(self, request: ManagedRequest) -> bool:
-        """Return whether the plan that is kept is for another request, and no call waits for it to open an epoch."""
+    def is_draft_due(self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs) -> bool:
+        """Return whether a plan is to be made ahead: no call waits for one, and the one that is kept is not as good."""
         is_opening = self._opening is not None and self._opening.locked()
-        return not is_opening and (self._drafted is None or self._drafted.nodes != request.nodes)
+        return not is_opening and (self._drafted is None or not self._drafted.lasts(request, epoch, inputs))
 
     def find_drafted(self, request: ManagedRequest, epoch: Epoch | None) -> DraftedPlan | None:
         """Return the plan that is kept if it is ready, and was made for a request under `epoch` that this continues."""

@@ -120,7 +120,7 @@ async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_
     message = BOTH.format(12_000, 17_500, 9_500, 8_000)
     engine = ManagedEngine(refuse(message), answer(), ceiling=None)
     if not is_believed:
-        monkeypatch.setattr(StatedCatalog, "note_limit", lambda *_: None)
+        monkeypatch.setattr(StatedCatalog, "note_limit", lambda *_, **__: None)
     turn = await engine.send(LONG, max_tokens=8_000)
     _, second = turn.all_sent
     assert json.loads(second)["max_tokens"] == 8_000
@@ -149,7 +149,7 @@ async def test_without_a_number_a_good_part_is_cut() -> None:
 
 async def test_a_window_that_is_not_to_be_believed_is_not_cut_down_to(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ManagedEngine(refuse(CONTEXT.format(60, 9500)), answer(), ceiling=None)
-    monkeypatch.setattr(StatedCatalog, "note_limit", lambda *_: None)
+    monkeypatch.setattr(StatedCatalog, "note_limit", lambda *_, **__: None)
     turn = await engine.send(LONG)
     first, second = turn.all_sent
     assert turn.plans[-1].rung == "plan"

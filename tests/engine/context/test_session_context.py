@@ -241,6 +241,15 @@ def note_draft(
     return drafting
 
 
+def is_due(
+    context: SessionContext,
+    subject: ManagedRequest,
+    epoch: Epoch | None = None,
+    inputs: PlanInputs = PlanInputs(BUDGET),  # noqa: B008 - a value that nothing changes
+) -> bool:
+    return context.is_draft_due(subject, epoch, inputs)
+
+
 async def test_a_plan_that_a_request_waited_for_in_vain_is_there_for_the_next_one() -> None:
     context = SessionContext()
     assert (context.find_drafted(ask(), None), context.drafting) == (None, None)
@@ -271,19 +280,38 @@ async def test_a_plan_that_failed_serves_no_request() -> None:
 
 async def test_a_plan_is_due_behind_a_longer_request_and_the_one_before_is_no_longer_made() -> None:
     context = SessionContext()
-    assert context.is_draft_due(ask(8))
+    assert is_due(context, ask(8))
     first = note_draft(context, ask(8), None)
-    assert context.is_draft_due(ask(9))
-    assert not context.is_draft_due(ask(8))
+    assert is_due(context, ask(9))
+    assert not is_due(context, ask(8))
     second = note_draft(context, ask(9), draft(5))
     assert (first.cancelled(), second.cancelled()) == (True, False)
+
+
+async def test_a_plan_lasts_until_a_share_of_its_messages_is_new() -> None:
+    """So all plans of a conversation take time linear in it, and one that takes longer than a call comes to its end."""
+    context, known = SessionContext(), 640
+    said = [{"role": "user", "content": f"word {n}"} for n in range(known + 60)]
+    own = make_subject(said[:known])
+    drafting = note_draft(context, own, None)
+    due = [n for n in range(60) if is_due(context, make_subject(said[: known + n]))]
+    assert due == [*range(3, 60)]
+    drafting.set_result(draft(5))
+    assert [n for n in range(60) if is_due(context, make_subject(said[: known + n]))] == due
+    assert is_due(context, own, make_epoch("a"))
+    assert is_due(context, own, inputs=PlanInputs(BUDGET, pinned=frozenset([3])))
+    assert is_due(context, make_subject([*said[: known - 1], {"role": "user", "content": "another branch"}]))
+    note_draft(context, own, draft(0))  # which replaces nothing
+    assert [n for n in range(60) if is_due(context, make_subject(said[: known + n]))] == [*range(33, 60)]
+    note_draft(context, own, ValueError("no plan"))
+    assert [n for n in range(3) if is_due(context, make_subject(said[: known + n]))] == [1, 2]
 
 
 async def test_while_a_call_opens_an_epoch_no_plan_of_another_replaces_the_one_that_it_waits_for() -> None:
     context = SessionContext()
     async with context.opening:
-        assert not context.is_draft_due(ask(9))
-    assert context.is_draft_due(ask(9))
+        assert not is_due(context, ask(9))
+    assert is_due(context, ask(9))
 
 
 async def test_a_plan_does_not_hold_the_request_that_it_was_made_for() -> None:

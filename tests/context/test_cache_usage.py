@@ -20,7 +20,7 @@ from proxy.context.cache_misses import (
 from proxy.context.pricing import Cost, estimate_own, estimate_size, price_missed, price_saved
 from proxy.context.provider_cache import UNKNOWN, CacheModel
 from proxy.model.card import Card, Prices, Rates
-from proxy.model.epoch import Plan
+from proxy.model.epoch import Plan, Rung
 from proxy.model.exchange import Usage
 from tests.support.caches import choose_cache
 
@@ -339,6 +339,7 @@ def test_what_was_not_counted_is_saved_as_it_was_estimated(change: dict[str, Any
     assert price_saved([(None, Usage(30_000, 10, 0)), (plan, Usage(None, 10, 0))], PRICED) is None
 
 
+RUNGS: tuple[Rung, ...] = ("original", "epoch", "plan", "minimal")
 SIZES = st.integers(0, 400_000)
 
 
@@ -349,7 +350,8 @@ def make_rounds(draw: st.DrawFn) -> tuple[Plan, Usage]:
     cached = draw(st.none() | st.integers(0, input))
     written = draw(st.none() | st.integers(0, input - (cached or 0)))
     plan = Plan(
-        *("x", 0, "m", draw(st.sampled_from(("original", "epoch", "plan", "minimal")))),
+        *("x", 0, "m"),
+        rung=draw(st.sampled_from(RUNGS)),
         tokens_client=draw(SIZES),
         tokens_upstream=draw(st.integers(1, 400_000)),
         client_read=draw(SIZES),

@@ -268,6 +268,7 @@ class UsageAccounting:
             own.apply(state.client_tokens) if own.known else None,
             sent.apply(outgoing.tokens) if sent.known else None,
             state.to_model_tokens(state.budget.window or 0),
+            state.to_model_tokens(state.budget.soft),
         )
         if request.kind != "recorded":  # its usage may be of another prompt, or our own estimate
             account = state.find_account(epoch)

@@ -404,7 +404,8 @@ _EXCHANGES = """
         g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
         t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base, t.layers,
         c.view, c.rung, ifnull(h.id, '') AS epoch, c.pressure, c.reason, c.tokens_client, c.tokens_upstream, c.usable,
-        c.owed, c.saving, c.client_read, c.sent_read, c.own_expected, c.sent_expected, ifnull(c.window, 0) AS window
+        c.owed, c.saving, c.client_read, c.sent_read, c.own_expected, c.sent_expected, ifnull(c.window, 0) AS window,
+        ifnull(c.soft, 0) AS soft
     FROM session s
     JOIN exchange e ON e.session = s.id
     LEFT JOIN step t ON t.session = e.session AND t.n = e.n

@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 from msgspec.structs import replace
 
+from proxy.context.pricing import estimate_size
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
@@ -63,6 +64,18 @@ async def test_a_quote_changes_nothing(talk: Talk) -> None:
     assert len(await talk.log.list_epochs(talk.session)) == 1
     done = await talk.care.revert(talk.session, 1)
     assert (done.quote, done.now) == (quoted.quote, quoted.now)
+
+
+async def test_a_quote_begins_with_what_the_newest_call_sent_and_would_have_sent(talk: Talk) -> None:
+    await talk.grow_to(3)
+    newest = (await row_of(talk)).rounds[-1]
+    counted = newest.usage.input if newest.usage is not None else None
+    last, first = await talk.care.quote(talk.session, 3), await talk.care.quote(talk.session, 1)
+    assert last.now == first.now == (counted or newest.plan.tokens_upstream)
+    epochs = await talk.log.list_epochs(talk.session)
+    assert last.quote.tokens == last.now + epochs[2].tokens_before - epochs[2].tokens_after
+    own = estimate_size(newest.plan, counted) if counted else newest.plan.tokens_client
+    assert first.quote.tokens == own
 
 
 async def test_a_revert_ends_at_the_high_mark(talk: Talk) -> None:

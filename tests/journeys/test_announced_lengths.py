@@ -33,7 +33,7 @@ EVENTS: list[dict[str, Any]] = [
     {"type": "message_stop"},
 ]
 STREAM = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in EVENTS).encode()
-CLEARING = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+CLEARING: dict[str, Any] = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
 CHANGED = b"applied_edits"
 
 

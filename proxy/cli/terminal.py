@@ -18,10 +18,11 @@ from typing import Literal, NamedTuple
 import typer
 
 from proxy.config import read_environment
+from proxy.context.pricing import MINUS as MINUS
+from proxy.context.pricing import format_money as format_money
 
 WIDTH = 80
 UNKNOWN = "\N{EN DASH}"
-MINUS = "\N{MINUS SIGN}"
 
 Style = Literal["", "dim", "bold", "good", "bad", "warn"]
 
@@ -34,8 +35,6 @@ _NO_WIDTH = ("Mn", "Me", "Cf")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _FEW_DAYS = 7
 _THOUSAND, _MILLION = 1000, 1_000_000
-_CENT = 0.01
-_SMALLEST = 0.00005  # of an amount with four digits
 
 
 class Screen(NamedTuple):
@@ -220,17 +219,6 @@ def _render_row(line: Sequence[Styled], columns: Sequence[Column], chosen: dict[
         painted = paint(text, style, screen)
         parts.append(space + painted if columns[i].is_number else painted + space)
     return _GAP.join(parts).rstrip()
-
-
-def format_money(amount: float | None) -> str:
-    """Format an amount in US dollars: `$1.23`, with four digits below a cent; a loss has a minus sign."""
-    if amount is None:
-        return "no price"
-    size = abs(amount)
-    if 0 < size < _SMALLEST:
-        return f"{MINUS if amount < 0 else ''}<$0.0001"
-    digits = 4 if 0 < size < _CENT else 2
-    return f"{MINUS if amount < 0 else ''}${size:,.{digits}f}"
 
 
 def paint_money(amount: float | None) -> Styled:

@@ -12,12 +12,16 @@ from math import exp, isfinite, sqrt
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.cache_misses import CacheUse, compute_slack
+from proxy.context.cache_misses import CacheUse
 from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill
+
+MINUS = "\N{MINUS SIGN}"
+_CENT = 0.01
+_SMALLEST = 0.00005  # of an amount with four digits
 
 # No price is this many times another; a list that states one must not make sums infinite.
 _MAX_RATIO = 1e6
@@ -121,6 +125,17 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
         return self.tokens > fraction * whole.tokens
 
 
+def format_money(amount: float | None) -> str:
+    """Format an amount in US dollars: `$1.23`, with four digits below a cent; a loss has a minus sign."""
+    if amount is None:
+        return "no price"
+    size = abs(amount)
+    if 0 < size < _SMALLEST:
+        return f"{MINUS if amount < 0 else ''}<$0.0001"
+    digits = 4 if 0 < size < _CENT else 2
+    return f"{MINUS if amount < 0 else ''}${size:,.{digits}f}"
+
+
 def price_usage(usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost:
     """Return the cost of a call at a model's prices; where none is stated, at those of its `cache`."""
     size, cached, written = usage.input or 0, usage.cached or 0, usage.written or 0
@@ -161,52 +176,84 @@ def price_missed(use: CacheUse, usage: Usage, card: Card, cache: CacheModel = UN
 
 
 class OwnUsage(msgspec.Struct, frozen=True, gc=False):
-    """What the client's own request would have used, and what was used; what was read is estimated if untold."""
+    """What the client's own request would have used, and what was used; what was read is estimated if untold.
+
+    `size` are the tokens of the client's own request, of which `own` counts as many as the window takes.
+    """
 
     own: Usage
     paid: Usage
+    size: int
 
 
-def estimate_own(planned: Plan | Bill, usage: Usage) -> OwnUsage | None:
+def estimate_own(planned: Plan | Bill, usage: Usage, *, is_last: bool = True) -> OwnUsage | None:
     """Return what the client's own request would have used, by the usage that came back; None if it is unknown.
 
-    The provider's counts scale the size of the client's own request. Of it as many tokens would have been missed as
-    were of what was sent, if these are few, else the same share: a cache that is cold, or fails, would have done so
-    too. (`store/sqlite/figures` has the same in SQL.)
+    What was sent as it came is the client's own. Else the client's own request would have missed as many tokens of the
+    cache as were missed of what was sent, and would have had the answer of the last round alone: it has no rounds in
+    which a model recalls. Where a size is doubtful the smaller one counts. All figures of money are made of this.
     """
-    sent, sent_read, client_read = planned.tokens_upstream, planned.sent_read, planned.client_read
-    if not usage.input or not sent or planned.tokens_client is None or sent_read is None or client_read is None:
+    sent, client = planned.tokens_upstream, planned.tokens_client
+    size = estimate_size(planned, usage.input or 0)
+    if not (usage.input and sent and client is not None and size is not None):
         return None
-    scale = usage.input / sent
-    expected = min(sent_read, sent) * scale
+    if planned.sent_read is None or planned.client_read is None:
+        return None
+    scale = 1.0 if planned.own_expected is not None else usage.input / sent
+    expected = min(planned.sent_read * scale, usage.input)
     read = int(expected + 0.5) if usage.cached is None else usage.cached
-    client = int(planned.tokens_client * scale + 0.5)
-    own_read = client_read * scale
-    if 2 * sent_read >= sent:  # else it is the first prompt of an epoch, most of which nobody expects to be read
-        own_read = transfer_read(read, expected, own_read)
-    client_read = min(client, max(0, int(own_read + 0.5)))
+    paid = Usage(usage.input, usage.output, read, usage.written)
+    if planned.rung == "original":
+        return OwnUsage(paid, paid, usage.input)
+    own_read = planned.client_read * scale
+    if planned.own_expected is None:
+        own_read -= client * scale - size
     fresh = usage.input - read
+    if 2 * expected >= usage.input:
+        own_read += read - expected
+    elif 2 * read >= usage.input:  # a cache that was taken to be cold was not
+        own_read = max(own_read, size - fresh)
+    over = max(0, size - planned.window) if planned.window else 0
+    own_read = min(size - over, max(0, int(own_read - over + 0.5)))
     is_written = (usage.written or 0) / fresh if fresh > 0 else 0.0
-    own = Usage(client, usage.output, client_read, int((client - client_read) * min(1.0, is_written) + 0.5))
-    return OwnUsage(own, Usage(usage.input, usage.output, read, usage.written))
+    written = int((size - over - own_read) * min(1.0, is_written) + 0.5)
+    return OwnUsage(Usage(size - over, usage.output if is_last else 0, own_read, written), paid, size)
 
 
-def transfer_read(read: int, expected: float, other: float) -> float:
-    """Return what is read of a prompt of which `other` tokens should be, where `read` were of `expected` of another."""
-    if abs(read - expected) <= compute_slack(expected):
-        return other + read - expected
-    return other * min(1.0, read / expected)
+def estimate_size(planned: Plan | Bill, counted: int) -> int | None:
+    """Return the tokens of the client's own request, where `counted` is the provider's count of what was sent.
 
-
-def price_saved(planned: Plan | Bill, usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost | None:
-    """Return how much more the client's own request would have cost, by the usage that came back. Negative: less.
-
-    Where the sizes are unknown, the estimate of the saving is returned as it is. None where nothing is known.
+    What is new in both requests counts as the provider counted it. Without a count of an earlier request the
+    provider's tokens for ours are either as many in what was sent as in all, or as many as so far: the less counts.
     """
-    found = estimate_own(planned, usage)
-    if found is None:
-        return price_estimate(planned.saving, card)
-    return price_usage(found.own, card, cache) - price_usage(found.paid, card, cache)
+    sent, client = planned.tokens_upstream, planned.tokens_client
+    if planned.rung == "original":
+        return counted
+    if not sent or client is None:
+        return None
+    if planned.own_expected is None:
+        return max(0, min(int(client * counted / sent + 0.5), counted + client - sent))
+    return max(0, planned.own_expected + (0 if planned.sent_expected is None else counted - planned.sent_expected))
+
+
+def price_saved(
+    rounds: Sequence[tuple[Plan | Bill | None, Usage]], card: Card, cache: CacheModel = UNKNOWN
+) -> Cost | None:
+    """Return how much more the client's own request would have cost than a call of these rounds. Negative: less.
+
+    Only rounds with a usage count. Where sizes are unknown, the estimate of the saving is returned as it is; None where
+    nothing is known.
+    """
+    counted = [(planned, usage) for planned, usage in rounds if usage.input is not None and planned is not None]
+    saved: Cost | None = None
+    for planned, usage in counted:
+        found = estimate_own(planned, usage, is_last=usage is counted[-1][1])
+        if found is not None:
+            one: Cost | None = price_usage(found.own, card, cache) - price_usage(found.paid, card, cache)
+        else:
+            one = price_estimate(planned.saving, card) if planned.rung != "original" else None
+        saved = one if saved is None else saved if one is None else saved + one
+    return saved
 
 
 def price_estimate(saving: float | None, card: Card) -> Cost | None:

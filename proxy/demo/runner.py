@@ -23,6 +23,7 @@ import msgspec
 from proxy.app import serve
 from proxy.assembly import measure, open_log
 from proxy.config import Settings, make_settings
+from proxy.context.pricing import format_money
 from proxy.demo.story import ScriptedTurn, list_turns, make_tools, write_system
 from proxy.demo.upstream import MODEL, DemoUpstream, Meter, serve_upstream
 from proxy.demo.workspace import Workspace
@@ -180,7 +181,7 @@ class _Demo:
         spent, alone = self._price(self._upstream.meter, inputs), self._price(self._unmanaged, inputs)
         self._screen.tell_progress(
             f"  call {self._calls:>3}/{self._steps}  client {client_tokens:>7,} → upstream {sent:>7,} tokens"
-            f"  ${spent.money:.2f} instead of ${alone.money:.2f}",
+            f"  {format_money(spent.money)} instead of {format_money(alone.money)}",
             is_due=self._calls % _LINE_EACH == 0,
         )
         return message
@@ -244,7 +245,7 @@ class _Demo:
             times = "once" if recalls == 1 else f"{recalls} times"
             lines.append(f"the model recalled {times} what had been replaced; the agent saw one answer as always")
         for cause, total in cache.totals.items():
-            price = "" if total.cost.money is None else f", which cost ${total.cost.money:.3f}"
+            price = "" if total.cost.money is None else f", which cost {format_money(total.cost.money)}"
             why = _CAUSES.get(cause, cause)
             lines.append(f"{_count(total.calls, 'cache miss', 'cache misses')}: {why} ({total.missed:,} tokens{price})")
         return lines
@@ -279,7 +280,7 @@ _COMMANDS = (
 def _format_row(label: str, before: float, after: float) -> str:
     share = f"{100 * (after - before) / before:+.0f} %".replace("-", "\u2212") if before else "\u2013"
     whole = isinstance(before, int)
-    shown = [f"{value:,}" if whole else f"${value:.2f}" for value in (before, after)]
+    shown = [f"{value:,}" if whole else format_money(value) for value in (before, after)]
     return f"{label:<28}{shown[0]:>17}{shown[1]:>16}{share:>13}"
 
 

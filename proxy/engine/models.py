@@ -195,12 +195,17 @@ async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
         answer.close()
 
 
+def ignore_usage(usage: Usage) -> None:
+    """Do nothing."""
+
+
 class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     """The expected usage of a request, to compare with what its response reports. Tokens are in the proxy's own count.
 
     `tokens` are 0 if they were not counted. `expected` tokens should be read from the cache. `stable` is set for the
     first request of an epoch: the tokens before its first edit. `size` are the bytes of a request that has no media,
     else 0. `session` is empty if nothing follows from an overflow. The sizes of `guessed` media are not known.
+    `note_usage` is called with the usage.
     """
 
     upstream: str
@@ -212,6 +217,7 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     key: LimitKey | None = None
     size: int = 0
     guessed: tuple[Medium, ...] = ()
+    note_usage: Callable[[Usage], None] = ignore_usage
 
 
 class OverflowWatch:
@@ -379,6 +385,7 @@ class CacheCalibrator:
         is_partial = self._overflows.note_answer(event, prediction, before) == "truncated"
         if is_partial or not usage.input or (prediction.size and not prediction.tokens):
             return
+        prediction.note_usage(usage)
         prediction = self._learn_sizes(prediction, usage.input)
         self._counter.learn(prediction.upstream, prediction.model, prediction.tokens, usage.input)
         key = (prediction.upstream, prediction.model)

@@ -323,8 +323,8 @@ class Relay:
     ) -> None:
         """Record a round that broke off, and break the client's response off."""
         self.recorder.end_round(exchange, response, "truncated", problem, kept)
-        head = response.headers if rounds.decode is None else set_length(rounds.head, None)
-        exchange.client.start(response.status, forward_response(head))
+        head = response.headers if rounds.decode is None else rounds.head
+        exchange.client.start(response.status, set_length(forward_response(head), None))
         exchange.client.write(rounds.break_off())
         exchange.client.abort()
 

@@ -279,8 +279,9 @@ class EditingClient(PassingClient):
         if not self._is_started and status in SUCCESS and _is_plain_json(headers):
             self._head = status, headers
         elif self._head is None:
-            self._headers = headers
-            self._client.start(status, headers)
+            may_change = status in SUCCESS and not is_encoded(headers)
+            self._headers = headers if may_change else None
+            self._client.start(status, set_length(headers, None) if may_change else headers)
         self._is_started = True
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:

@@ -166,7 +166,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     `owed` is the balance of the view's ski-rental account after the round. `saving` is what the round saved compared
     with the client's own request: negative if it cost more, None if unknown. Both are in tokens of uncached input.
     `client_read` and `sent_read` are the tokens that should be read from the provider's cache, of the client's own
-    request and of what was sent: those that were sent before. None if unknown.
+    request and of what was sent: those that were sent before. None if unknown. `own_expected` is the provider's count
+    of the client's own request as its counts of earlier ones tell, `sent_expected` that of what is sent: None where
+    none does. `window` are the tokens that a request may have, and `soft` is the soft mark, in the model's tokens; 0 if
+    unknown.
     """
 
     exchange: str
@@ -183,6 +186,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     saving: float | None = None
     client_read: int | None = None
     sent_read: int | None = None
+    own_expected: int | None = None
+    sent_expected: int | None = None
+    window: int = 0
+    soft: int = 0
 
 
 EpochReason = Literal[

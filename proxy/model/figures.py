@@ -37,8 +37,9 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     where both are known; `largest_own` is the largest of the client's own. `saving` is the sum of the estimates of
     rounds of which only that is known. `day` counts from 1970, in UTC. None of the others includes our own calls:
     `client` and `sent` are tokens of the client's requests and of what was sent, of `counted` rounds whose size is
-    known. Of `told` tokens that were sent it is known how many were read: `read`. `ends` are answers of the
-    conversation that call no tool, `plans` are rounds that opened an epoch, `held` are those that were only observed.
+    known. Of `told` tokens that were sent it is known how many were read: `read`. `calls` are those of clients, each
+    with its last round. `ends` are answers of the conversation that call no tool, `plans` are rounds that opened an
+    epoch, `held` are those that were only observed.
     """
 
     session: str
@@ -54,6 +55,7 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     saving: float | None = None
     is_known: bool = True  # a usage came back
     rounds: int = 0
+    calls: int = 0
     errors: int = 0
     ends: int = 0
     plans: int = 0

@@ -173,6 +173,9 @@ class Bill:
     saving: float | None = None
     client_read: int | None = None
     sent_read: int | None = None
+    own_expected: int | None = None
+    sent_expected: int | None = None
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

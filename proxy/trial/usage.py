@@ -4,7 +4,6 @@ What was sent has the size that it has by our count, in the proportion of the pr
 own request. Of the cache it reads what the provider holds of it, less what the client's own request missed of that.
 """
 
-from proxy.context.pricing import transfer_read
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.models import Models, PriceList
 from proxy.model.card import UNASKED
@@ -89,7 +88,7 @@ class UsageEstimator:
             return Usage(sent, own.output, None, own.written, own.reasoning)
         read = expected * scale
         if 2 * self._expected >= self._tokens:  # else most of the client's own was new, too
-            read = transfer_read(own.cached, self._expected * scale, read)
+            read += own.cached - self._expected * scale
         cached = min(sent, max(0, round(read)))
         fresh = own.input - own.cached
         share = (own.written or 0) / fresh if fresh > 0 else 0.0

@@ -2,19 +2,11 @@
 
 from collections.abc import Iterator
 
-from proxy.context.pricing import Cost
+from proxy.context.pricing import MINUS, Cost, format_money
 from proxy.trial.estimate import SessionEstimate, Trial, compute_share, sum_costs
 
 _MILLION, _THOUSAND = 1e6, 1e4
 _LEAST_SHARE = 0.0005  # less is written as no difference
-_CENT = 0.01
-_MINUS = "\N{MINUS SIGN}"
-
-
-def format_money(amount: float) -> str:
-    """Format an amount in currency units: to the cent, or small ones to two digits that count."""
-    sign, size = _MINUS if amount < 0 else "", abs(amount)
-    return f"{sign}${size:,.2f}" if size >= _CENT or not size else f"{sign}${size:.2g}"
 
 
 def format_short(tokens: float) -> str:
@@ -33,7 +25,7 @@ def format_share(share: float | None) -> str:
     """Format a share that is saved, with a minus for a loss."""
     if share is None:
         return "-"
-    return "0 %" if abs(share) < _LEAST_SHARE else f"{_MINUS if share < 0 else ''}{abs(share):.1%}".replace("%", " %")
+    return "0 %" if abs(share) < _LEAST_SHARE else f"{MINUS if share < 0 else ''}{abs(share):.1%}".replace("%", " %")
 
 
 def tell_trial(trial: Trial) -> str:

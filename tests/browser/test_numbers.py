@@ -5,6 +5,7 @@ import sqlite3
 
 from playwright.sync_api import Browser, expect
 
+from proxy.context.pricing import format_money
 from tests.browser.asking import find_demo, read, send
 from tests.browser.chromium import Watched, watch
 from tests.journeys.running import TOKEN, Running
@@ -64,8 +65,8 @@ def test_an_epoch_shows_its_cost_and_what_it_paid_back(browser: Browser, site: R
         f"{write(float(str(before)))} tok",
         f"{write(float(str(after)))} tok",
     )
-    assert figures["It cost"] == f"${epoch['cost']['money']:.3f}"
-    assert figures["Paid back so far"] == f"${epoch['paid_back']['money']:.3f}"
+    assert figures["It cost"] == format_money(epoch["cost"]["money"])
+    assert figures["Paid back so far"] == format_money(epoch["paid_back"]["money"])
     assert epoch["explanation"] in watched.page.locator("#lede").inner_text()
     watched.check()
 

@@ -168,9 +168,9 @@ def test_a_saving_of_all_sessions_is_told_with_its_losses() -> None:
 
 
 def test_a_saving_is_told_by_model_and_day_and_losses_with_their_reason() -> None:
-    models = [PartSaving(90.0, 0.25, 0.4, 100.0, 0.5, 12, model="m", upstream="openai")]
-    models.append(PartSaving(None, None, None, 5.0, None, 1, model="local", upstream="home"))
-    days = [PartSaving(-9.0, -0.04, -0.01, 100.0, 0.5, 13, date="2026-11-25")]
+    models = [PartSaving(90.0, 0.25, 0.4, 100.0, 0.5, 14, 12, model="m", upstream="openai")]
+    models.append(PartSaving(None, None, None, 5.0, None, 1, 1, model="local", upstream="home"))
+    days = [PartSaving(-9.0, -0.04, -0.01, 100.0, 0.5, 15, 13, date="2026-11-25")]
     losses = [LosingSession("5f3a9c0d1122", -9.0, -0.04, "no call came after its last epoch")]
     told = format_savings(structs.replace(FOUND, models=models, days=days, losses=losses), WIDE)
     assert told.splitlines()[:11] == [

@@ -19,7 +19,6 @@ from proxy.cli.terminal import (
     find_screen,
     format_age,
     format_local,
-    format_money,
     format_share,
     format_short,
     format_tokens,
@@ -159,22 +158,6 @@ def test_without_a_pager_all_is_written(
     monkeypatch.setenv("PAGER", pager)
     write("one\ntwo\nthree", Screen(80, 2))
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
-
-
-@pytest.mark.parametrize(
-    ("amount", "text"),
-    [
-        (None, "no price"),
-        (0.0, "$0.00"),
-        (1.234, "$1.23"),
-        (1234.5, "$1,234.50"),
-        (-0.04, f"{MINUS}$0.04"),
-        (0.0031, "$0.0031"),
-        (-0.00001, f"{MINUS}<$0.0001"),
-    ],
-)
-def test_money(amount: float | None, text: str) -> None:
-    assert format_money(amount) == text
 
 
 def test_a_gain_a_loss_and_what_is_unknown_look_different() -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.context.cache_misses import (
@@ -15,10 +17,10 @@ from proxy.context.cache_misses import (
     explain_use,
     name_rewriting,
 )
-from proxy.context.pricing import Cost, price_missed, price_saved
+from proxy.context.pricing import Cost, estimate_own, estimate_size, price_missed, price_saved
 from proxy.context.provider_cache import UNKNOWN, CacheModel
 from proxy.model.card import Card, Prices, Rates
-from proxy.model.epoch import Plan
+from proxy.model.epoch import Plan, Rung
 from proxy.model.exchange import Usage
 from tests.support.caches import choose_cache
 
@@ -245,47 +247,82 @@ def make_counted(client: int = 100_000, sent: int = 30_000, client_read: int = 9
     )
 
 
+def save(plan: Plan, usage: Usage, card: Card | None = None) -> Cost | None:
+    return price_saved([(plan, usage)], card or Card())
+
+
 def test_a_saving_is_counted_as_the_provider_counts() -> None:
-    as_estimated = price_saved(make_counted(), Usage(30_000, 10, 25_000), Card())
+    as_estimated = save(make_counted(), Usage(30_000, 10, 25_000))
     assert as_estimated is not None
     assert as_estimated.tokens == pytest.approx((5000 + 9500) - (5000 + 2500))
-    longer = price_saved(make_counted(), Usage(39_000, 10, 32_500), PRICED)
-    assert longer is not None
-    assert longer.tokens == pytest.approx(1.3 * as_estimated.tokens)
-    assert longer.money == pytest.approx(longer.tokens * 2e-6)
+    known = replace(make_counted(), own_expected=100_000, sent_expected=30_000)
+    assert save(known, Usage(30_000, 10, 25_000)) == as_estimated
+    more = save(known, Usage(30_500, 10, 25_000), PRICED)  # what is new in both has more tokens than expected
+    assert more is not None
+    assert more.tokens == pytest.approx(as_estimated.tokens)
+    assert more.money == pytest.approx(more.tokens * 2e-6)
 
 
-def test_what_was_missed_would_have_been_missed_of_the_clients_own_request_too() -> None:
-    saved = price_saved(make_counted(), Usage(30_000, 10, 0), Card())
+def test_of_two_sizes_of_the_clients_own_request_the_smaller_one_counts() -> None:
+    for paid, size in ((39_000, 109_000), (15_000, 50_000)):
+        found = estimate_own(make_counted(), Usage(paid, 10, 0))
+        assert found is not None
+        assert found.size == found.own.input == size
+    assert estimate_size(replace(make_counted(), tokens_client=None), 30_000) is None
+
+
+def test_what_was_missed_is_missed_of_the_clients_own_request_in_tokens_not_as_a_share_of_it() -> None:
+    saved = save(make_counted(), Usage(30_000, 10, 0))
     assert saved is not None
-    assert saved.tokens == pytest.approx(100_000 - 30_000)
+    assert saved.tokens == pytest.approx((30_000 + 0.1 * 70_000) - 30_000)
 
 
-@pytest.mark.parametrize("missed", [-400, 400])
+@pytest.mark.parametrize("missed", [-400, 400, 4000])
 def test_a_few_tokens_more_or_less_would_have_been_so_many_of_the_clients_own_request(missed: int) -> None:
-    saved = price_saved(make_counted(), Usage(30_000, 10, 25_000 - missed), Card())
+    saved = save(make_counted(), Usage(30_000, 10, 25_000 - missed))
     assert saved is not None
     own, sent = (fresh + missed + 0.1 * (read - missed) for fresh, read in ((5000, 95_000), (5000, 25_000)))
     assert saved.tokens == pytest.approx(own - sent)
 
 
+def test_a_cache_that_was_taken_to_be_cold_and_is_not_would_have_had_the_clients_own_request() -> None:
+    saved = save(make_counted(client_read=0, sent_read=0), Usage(30_000, 10, 25_000))
+    assert saved is not None
+    assert saved.tokens == pytest.approx((5000 + 9500) - (5000 + 2500))
+    cold = save(make_counted(client_read=0, sent_read=0), Usage(30_000, 10, 0))
+    assert cold is not None
+    assert cold.tokens == pytest.approx(100_000 - 30_000)
+
+
 def test_an_epoch_that_has_to_be_written_costs_more_than_it_saves() -> None:
     opened = make_counted(client_read=95_000, sent_read=2000)
-    saved = price_saved(opened, Usage(30_000, 10, 0), Card())
+    saved = save(opened, Usage(30_000, 10, 0))
     assert saved is not None
     assert saved.tokens == pytest.approx((5000 + 9500) - 30_000)
-    written = price_saved(opened, Usage(30_000, 10, 0, 30_000), PRICED)
+    written = save(opened, Usage(30_000, 10, 0, 30_000), PRICED)
     assert written is not None
     assert written.tokens == pytest.approx((5000 * 1.25 + 9500) - 30_000 * 1.25)
 
 
 def test_where_nothing_is_reported_the_cache_is_taken_to_work_as_expected() -> None:
-    assert price_saved(make_counted(), Usage(30_000, 10), Card()) == price_saved(
-        make_counted(), Usage(30_000, 10, 25_000), Card()
-    )
-    all_read = price_saved(make_counted(sent_read=40_000), Usage(30_000, 10, 30_000), Card())
+    assert save(make_counted(), Usage(30_000, 10)) == save(make_counted(), Usage(30_000, 10, 25_000))
+    all_read = save(make_counted(sent_read=40_000), Usage(30_000, 10, 30_000))
     assert all_read is not None
     assert all_read.tokens == pytest.approx(5000 + 9500 - 3000)
+
+
+def test_more_than_a_window_takes_is_not_counted() -> None:
+    found = estimate_own(replace(make_counted(), window=60_000), Usage(30_000, 10, 25_000))
+    assert found is not None
+    assert (found.size, found.own.input, found.own.cached) == (100_000, 60_000, 55_000)
+
+
+def test_a_round_in_which_the_model_recalled_is_a_cost_and_no_answer_of_the_clients_own() -> None:
+    first, second = make_counted(), replace(make_counted(client=0, client_read=0), k=1, own_expected=0)
+    found = price_saved([(first, Usage(30_000, 100, 25_000)), (second, Usage(33_000, 200, 30_000))], Card())
+    alone = save(first, Usage(30_000, 0, 25_000))
+    assert found is not None and alone is not None
+    assert found.tokens == pytest.approx(alone.tokens - 3000 - 0.1 * 30_000 - 100 * 5)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +330,68 @@ def test_where_nothing_is_reported_the_cache_is_taken_to_work_as_expected() -> N
 )
 def test_what_was_not_counted_is_saved_as_it_was_estimated(change: dict[str, Any]) -> None:
     plan = replace(make_counted(), **change)
-    assert price_saved(plan, Usage(30_000, 10, 0), Card()) == Cost(7.0, None)
-    assert price_saved(plan, Usage(30_000, 10, 0), PRICED) == Cost(7.0, 7.0 * 2e-6)
-    assert price_saved(replace(plan, saving=None), Usage(30_000, 10, 0), PRICED) is None
-    assert price_saved(make_counted(), Usage(None, 10, 0), PRICED) == Cost(7.0, 7.0 * 2e-6)
+    assert save(plan, Usage(30_000, 10, 0)) == Cost(7.0, None)
+    assert save(plan, Usage(30_000, 10, 0), PRICED) == Cost(7.0, 7.0 * 2e-6)
+    assert save(replace(plan, saving=None), Usage(30_000, 10, 0), PRICED) is None
+    assert save(replace(plan, rung="original"), Usage(30_000, 10, 0), PRICED) is None
+    twice = price_saved([(plan, Usage(30_000, 10, 0)), (replace(plan, saving=None), Usage(30_000, 10, 0))], Card())
+    assert twice == Cost(7.0, None)
+    assert price_saved([(None, Usage(30_000, 10, 0)), (plan, Usage(None, 10, 0))], PRICED) is None
+
+
+RUNGS: tuple[Rung, ...] = ("original", "epoch", "plan", "minimal")
+SIZES = st.integers(0, 400_000)
+
+
+@st.composite
+def make_rounds(draw: st.DrawFn) -> tuple[Plan, Usage]:
+    """A round of any sizes, and a usage that a provider may report of it."""
+    input = draw(st.integers(1, 400_000))
+    cached = draw(st.none() | st.integers(0, input))
+    written = draw(st.none() | st.integers(0, input - (cached or 0)))
+    plan = Plan(
+        *("x", 0, "m"),
+        rung=draw(st.sampled_from(RUNGS)),
+        tokens_client=draw(SIZES),
+        tokens_upstream=draw(st.integers(1, 400_000)),
+        client_read=draw(SIZES),
+        sent_read=draw(SIZES),
+        own_expected=draw(st.none() | SIZES),
+        sent_expected=draw(st.none() | SIZES),
+        window=draw(st.just(0) | st.integers(1, 400_000)),
+    )
+    return plan, Usage(input, draw(SIZES), cached, written)
+
+
+@given(make_rounds())
+def test_a_saving_is_never_more_than_a_request_of_its_size_within_the_window_could_have_cost(
+    made: tuple[Plan, Usage],
+) -> None:
+    plan, usage = made
+    found, saved = estimate_own(plan, usage), save(plan, usage, PRICED)
+    assert found is not None and saved is not None
+    own, paid = found.own, found.paid
+    assert own.input is not None and own.cached is not None
+    assert 0 <= own.cached <= own.input <= found.size
+    assert plan.rung == "original" or 0 <= (own.written or 0) <= own.input - own.cached
+    assert (paid.input, paid.output, paid.written) == (usage.input, usage.output, usage.written)
+    if plan.rung == "original":
+        assert (own, saved) == (paid, Cost(0.0, 0.0))
+    elif plan.window:
+        assert own.input <= plan.window
+
+
+@given(make_rounds(), st.integers(0, 400_000))
+def test_what_a_cache_misses_more_is_charged_to_both_requests_alike(made: tuple[Plan, Usage], missed: int) -> None:
+    plan, usage = made
+    read = usage.cached or 0
+    assume(plan.rung != "original" and 2 * (plan.sent_read or 0) >= (plan.tokens_upstream or 0))
+    less = replace(usage, cached=max(0, read - missed), written=None)
+    one, other = (estimate_own(plan, each) for each in (replace(usage, cached=read, written=None), less))
+    assert one is not None and other is not None
+    assume(plan.own_expected is None or 2 * (plan.sent_read or 0) >= (usage.input or 0))
+    shortfall = (one.own.cached or 0) - (other.own.cached or 0)
+    assert 0 <= shortfall <= read - (less.cached or 0)
 
 
 def test_a_rewriting_is_named_by_its_epoch_or_its_level() -> None:

@@ -9,12 +9,14 @@ from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import (
     MIN_SESSIONS,
+    MINUS,
     Cost,
     RequestSizes,
     RevertPrice,
     compare,
     estimate_client_read,
     estimate_saving,
+    format_money,
     make_tariff,
     price_missed,
     price_usage,
@@ -288,3 +290,19 @@ def test_where_no_price_is_stated_a_call_costs_what_the_tariff_of_its_cache_says
     assert price_usage(usage, Card()).tokens != pytest.approx(560)
     missed = price_missed(CacheUse("read", missed=600), Usage(1000, 0, 0, 1000), Card(), cache)
     assert missed.tokens == pytest.approx(tariff.price(0, 1000) - tariff.price(600, 400))
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (None, "no price"),
+        (0.0, "$0.00"),
+        (1.234, "$1.23"),
+        (1234.5, "$1,234.50"),
+        (-0.04, f"{MINUS}$0.04"),
+        (0.0031, "$0.0031"),
+        (-0.00001, f"{MINUS}<$0.0001"),
+    ],
+)
+def test_money(amount: float | None, text: str) -> None:
+    assert format_money(amount) == text

@@ -262,17 +262,38 @@ async def test_of_a_request_whose_system_prompt_changed_nothing_would_have_been_
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("characters", [3, 5])
-async def test_a_saving_is_what_sending_everything_would_have_cost_less_what_was_billed(characters: int) -> None:
-    """However the provider counts, to the few tokens by which a cache differs from what is expected."""
+@pytest.mark.parametrize(
+    "steps", [range(5, 110), [*range(5, 60), *range(58, 100)], [*range(5, 40), 39, *range(40, 70)]]
+)
+@pytest.mark.parametrize("characters", [3, 4, 5])
+async def test_a_saving_is_what_sending_everything_would_have_cost_less_what_was_billed(
+    characters: int, steps: Sequence[int]
+) -> None:
+    """However the provider counts, also of a session that goes back, or sends a request again."""
     world, alone = World(ceiling=8000, characters=characters), World(characters=characters)
-    steps = range(5, 110)
     await world.grow(steps)
     await alone.grow(steps)
+    assert len(world.engine.epochs) > 1
     report, estimate = await world.load()
     whole, _ = await alone.load()
     billed, baseline = (
         sum((call.input or 0) - 0.9 * (call.use.read or 0) for call in each.calls) for each in (report, whole)
     )
     assert estimate is not None
-    assert estimate.net.tokens == pytest.approx(baseline - billed, rel=0.05)
+    assert -0.01 * baseline < estimate.net.tokens - (baseline - billed) < 0.01 * baseline
+    assert sum(call.saved.tokens for call in report.calls if call.saved) == pytest.approx(estimate.net.tokens)
+
+
+@pytest.mark.no_cover
+async def test_a_session_that_was_never_shortened_saved_nothing_whatever_its_cache_did() -> None:
+    world = World(ceiling=8000)
+    step = 5
+    while not world.engine.epochs:
+        world.billing.held.clear()
+        await world.ask(until(step))
+        step += 1
+    counted = [plan for plan in world.engine.log.of(Plan) if plan.rung == "original" and plan.tokens_client]
+    assert counted
+    assert {plan.saving for plan in counted} <= {0.0, None}
+    report, _ = await world.load()
+    assert {call.saved.tokens for call in report.calls[:-1] if call.saved} <= {0.0}

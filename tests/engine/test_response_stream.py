@@ -121,6 +121,22 @@ def test_a_body_to_which_nothing_belongs_passes_as_it_comes(status: int, headers
     assert client.writes == [b"[", b"]"]
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "is_kept"),
+    [
+        (200, STREAM, False),
+        (200, (), False),  # the first bytes say that it is a stream
+        (200, (*STREAM, (b"content-encoding", b"gzip")), True),
+        (400, STREAM, True),
+    ],
+)
+def test_a_stream_that_may_be_edited_announces_no_length(status: int, headers: Headers, *, is_kept: bool) -> None:
+    announced = (*headers, (b"content-length", b"%d" % len(EVENT)))
+    client = pass_edited(EVENT, headers=announced, status=status)
+    assert (b"content-length" in dict(client.headers)) == is_kept
+    assert client.body == (EVENT if is_kept else edit(EVENT))
+
+
 @pytest.mark.parametrize("headers", [JSON, STREAM])
 def test_what_is_too_long_to_be_held_passes_as_it_came(headers: Headers) -> None:
     long = b" " * (8 * 1024 * 1024 + 1)

@@ -38,7 +38,9 @@ def _work_out(row: ExchangeRow, each: RoundRow | None, numbers: dict[str, int], 
     known = plan or Plan(row.id, 0, "", "original")
     own = estimate_own(known, usage)
     client = known.tokens_client
-    if client is not None and usage.input and known.tokens_upstream:
+    if own is not None:
+        client = own.size
+    elif client is not None and usage.input and known.tokens_upstream:
         client = int(client * (usage.input / known.tokens_upstream) + 0.5)
     elif not (client is not None and usage.input is None) and (plan is None or plan.rung == "original"):
         client = usage.input
@@ -68,7 +70,7 @@ def _work_out(row: ExchangeRow, each: RoundRow | None, numbers: dict[str, int], 
         client=client,
         sent=known.tokens_upstream,
         usable=known.usable,
-        saving=known.saving if own is None else None,
+        saving=known.saving if own is None and known.rung != "original" else None,
         own_input=own.own.input if own else None,
         own_read=own.own.cached if own else None,
         own_written=own.own.written if own else None,
@@ -141,7 +143,9 @@ def _find_newest(session: str, found: Sequence[Worked]) -> Newest:
         session,
         mode=own[-1].mode if own else "",
         view=next((row.view for row in reversed(main) if row.view), ""),
-        client=(_first(sized[-1].client, sized[-1].input, sized[-1].sent) or told) if sized else None,
+        client=(told if sized[-1].client == 0 else _first(sized[-1].client, sized[-1].input, sized[-1].sent))
+        if sized
+        else None,
         sent=_first(sized[-1].input, sized[-1].sent) if sized else None,
         usable=next((row.usable for row in reversed(main) if row.usable), 0),
         is_ended=last[-1].is_end if last else True,
@@ -193,6 +197,7 @@ def _add_up(session: str, name: tuple[Any, ...], found: Sequence[Worked]) -> Tal
     sizes = [(row, size) for row in rows if (size := _size(row)) is not None]
     written = sum(row.written or 0 for row in rows)
     output = sum(row.output or 0 for row in rows)
+    own_output = sum(row.output or 0 for row in rows if row.is_last)
     fresh = sum(max(0, (row.input or 0) - (row.read or 0) - (row.written or 0)) for row in rows)
     own_fresh = sum(max(0, (row.own_input or 0) - (row.own_read or 0) - (row.own_written or 0)) for row in rows)
     paid_fresh = sum(max(0, (row.input or 0) - (row.paid_read or 0) - (row.written or 0)) for row in rows)
@@ -206,12 +211,13 @@ def _add_up(session: str, name: tuple[Any, ...], found: Sequence[Worked]) -> Tal
         is_ours,
         Usage(fresh, output, read, written),
         max(row.input or 0 for row in rows),
-        own=Usage(own_fresh, output, reads, writes) if is_own else None,
+        own=Usage(own_fresh, own_output, reads, writes) if is_own else None,
         paid=Usage(paid_fresh, output, sum(row.paid_read or 0 for row in rows), written) if is_own else None,
         largest_own=max(row.own_input or 0 for row in rows) if is_own else 0,
         saving=sum(row.saving or 0.0 for row in rows) if is_estimate else None,
         is_known=rows[0].input is not None,
         rounds=len(rows),
+        calls=sum(row.is_last and row.kind != "auxiliary" for row in rows),
         errors=sum(map(_is_failed, rows)),
         ends=sum(each.is_end and each.figures.is_last and _is_main(each.figures) for each in found),
         plans=sum(row.rung == "plan" and _is_managed(row) for row in rows),
@@ -259,7 +265,7 @@ def _work_out_bill(bill: Bill) -> Worked:
         client=bill.tokens_client,
         sent=bill.tokens_upstream,
         usable=bill.usable,
-        saving=bill.saving if own is None else None,
+        saving=bill.saving if own is None and bill.rung != "original" else None,
         own_input=own.own.input if own else None,
         own_read=own.own.cached if own else None,
         own_written=own.own.written if own else None,

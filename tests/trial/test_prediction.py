@@ -10,7 +10,7 @@ from proxy.config import load_settings
 from proxy.trial.trial import run_trial
 from tests.clients.counting import Meter
 from tests.clients.upstream import run_upstream
-from tests.journeys.running import run_proxy
+from tests.journeys.running import run_command, run_proxy
 from tests.trial.living import ChatTalk, MessagesTalk, Talk, Worker, price
 
 STEPS, CEILING, WINDOW = 60, 24_000, 1_000_000
@@ -49,3 +49,7 @@ def test_the_prediction_is_within_three_percent_of_a_live_replay(wire: str, tmp_
     assert session.before.tokens == pytest.approx(price(direct.recording), rel=0.001)
     assert real < 0.8 * session.before.tokens, "the session is long enough to be managed"
     assert session.after.tokens == pytest.approx(real, rel=TOLERANCE)
+    whole = session.before.tokens
+    for folder, saved in ((tmp_path / "kept" / "upstreams", session.saved.tokens), (tmp_path / "data", whole - real)):
+        told = json.loads(run_command("savings", "--json", "--data", str(folder)).stdout)["estimate"]["tokens"]
+        assert abs(told - saved) < 0.01 * whole, "a log tells what the same session costs less than sent whole"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from proxy.cli.try_ import format_trial
-from proxy.context.pricing import Cost
+from proxy.context.pricing import Cost, format_money
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, Trial, describe_trial
 from proxy.trial.page import STYLE_PATH, write_page
-from proxy.trial.words import format_amount, format_money, format_share, format_short, tell_session, tell_trial
+from proxy.trial.words import format_amount, format_share, format_short, tell_session, tell_trial
 from tests.cli.commands import call_with, call_without_log
 
 LONG = SessionEstimate(
@@ -73,7 +73,7 @@ def test_the_sentence_tells_losses_like_gains(sessions: tuple[SessionEstimate, .
 def test_figures_are_short_and_keep_their_sign() -> None:
     assert [format_money(x) for x in (0, 0.004, 1234.5, -2.0)] == [
         "$0.00",
-        "$0.004",
+        "$0.0040",
         "$1,234.50",
         "\N{MINUS SIGN}$2.00",
     ]

@@ -197,7 +197,7 @@ def _format_parts(heading: str, named: Sequence[tuple[str, PartSaving]], screen:
             None if each.tokens is None else paint_money(each.money),
             format_share(each.share),
             format_money(each.spent_money),
-            each.rounds,
+            each.calls,
         )
         for name, each in named
     ]

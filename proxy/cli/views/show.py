@@ -404,7 +404,8 @@ def _format_shortening(rows: Sequence[ExchangeRow], policy: BudgetPolicy) -> Ite
     if plans and (strategy := read_view(plans[-1].view)[1]) != "epochs":
         yield f"strategy  {strategy}: shortened {_WHEN[strategy]}, from {plans[-1].usable:,} tokens on always"
     elif plans:
-        yield f"strategy  epochs: shortened from {compute_soft_mark(plans[-1].usable, policy):,} tokens on"
+        soft = plans[-1].soft or compute_soft_mark(plans[-1].usable, policy)
+        yield f"strategy  epochs: shortened from {soft:,} tokens on"
     else:
         soft = make_budget(None, None, None, policy).soft
         yield f"strategy  epochs: shortened from {soft:,} tokens on, or fewer by window or prices"

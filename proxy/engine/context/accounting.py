@@ -3,15 +3,24 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from proxy.context.budget import TokenRatio
 from proxy.context.cache_misses import PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
-from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving, price_missed, price_saved
-from proxy.engine.context.epoch_scope import format_removed
+from proxy.context.pricing import (
+    RequestSizes,
+    estimate_client_read,
+    estimate_saving,
+    estimate_size,
+    price_missed,
+    price_saved,
+)
+from proxy.engine.context.epoch_scope import CountedRequest, EpochAccount, format_removed
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
@@ -33,7 +42,7 @@ from proxy.model.events import (
     RequestRecorded,
     RungFailed,
 )
-from proxy.model.exchange import Headers
+from proxy.model.exchange import Headers, Usage
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
 from proxy.model.messages import Medium
@@ -223,9 +232,10 @@ class UsageAccounting:
         request, epoch = state.request, outgoing.epoch
         matching, ends = find_matching(state, outgoing), list_ends(state, outgoing)
         client_matching = _find_client_matching(state)
+        own, sent = _list_expectations(state, outgoing)
         saving = _estimate_saving(state, outgoing, client_matching, ends)
-        client_read = _find_read(state, client_matching)
-        sent_read = None if client_matching is None else _find_read(state, matching, ends)
+        client_read = _find_read(state, client_matching, own)
+        sent_read = None if client_matching is None else _find_read(state, matching, sent, ends)
         if request.kind == "recorded":  # whoever made the call has saved it, or not
             saving = client_read = sent_read = None
         idle = state.account.compute_idle(state.now)
@@ -241,8 +251,6 @@ class UsageAccounting:
             size=len(outgoing.body) if request.chain.is_plain else 0,
             guessed=_list_guessed(state, outgoing),
         )
-        if request.kind != "recorded":  # its usage may be of another prompt, or our own estimate
-            self._calibrator.wait_for(request.exchange, 0, expected)
         self._observer.note_sent(state, outgoing, decision)
         plan = Plan(
             request.exchange,
@@ -259,7 +267,15 @@ class UsageAccounting:
             saving,
             client_read,
             sent_read,
+            own.apply(state.client_tokens) if own.known else None,
+            sent.apply(outgoing.tokens) if sent.known else None,
+            state.to_model_tokens(state.budget.window or 0),
+            state.to_model_tokens(state.budget.soft),
         )
+        if request.kind != "recorded":  # its usage may be of another prompt, or our own estimate
+            account = state.find_account(epoch)
+            note_usage = partial(_note_usage, account, plan, state.client_tokens, outgoing.tokens)
+            self._calibrator.wait_for(request.exchange, 0, replace(expected, note_usage=note_usage))
         return replace(
             outgoing,
             plan=plan,
@@ -356,18 +372,54 @@ def _estimate_saving(
     """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
     if client_matching is None:
         return None
+    if outgoing.rung == "original":
+        return 0.0
     client_read = estimate_client_read(state.tariff, client_matching, state.account.compute_idle(state.now))
     sent_read = state.tariff.estimate_cached(find_matching(state, outgoing), ends)
     return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)
 
 
-def _find_read(state: RequestState, matching: int | None, ends: Sequence[int] | None = None) -> int | None:
+class _Expectation(NamedTuple):
+    """How the provider will count a request: from its count of an earlier one on, if `known` has it and our own."""
+
+    ratio: TokenRatio
+    known: tuple[int, int] | None
+
+    def apply(self, tokens: int) -> int:
+        """Convert a number of our tokens, from the beginning of the request, to the model's."""
+        theirs, ours = self.known or (0, 0)
+        return theirs + self.ratio.apply(tokens - ours) if 2 * tokens > ours else self.ratio.apply(tokens)
+
+
+def _list_expectations(state: RequestState, outgoing: OutgoingRequest) -> tuple[_Expectation, _Expectation]:
+    """Return how the provider will count the client's own request, and what is sent if that continues a request."""
+    known = state.epoch_account.counted
+    if known is None:
+        return _Expectation(state.ratio, None), _Expectation(state.ratio, None)
+    is_continued = not outgoing.is_opened and outgoing.epoch is state.epoch
+    sent = (known.paid, known.tokens) if is_continued else None
+    return _Expectation(state.ratio, (known.own, known.own_tokens)), _Expectation(state.ratio, sent)
+
+
+def _note_usage(account: EpochAccount, plan: Plan, own_tokens: int, tokens: int, usage: Usage) -> None:
+    """Note what the provider counted of a request."""
+    size = estimate_size(plan, usage.input or 0)
+    if usage.input and size is not None:
+        account.counted = CountedRequest(size, own_tokens, usage.input, tokens)
+
+
+def _find_read(
+    state: RequestState, matching: int | None, count: _Expectation, ends: Sequence[int] | None = None
+) -> int | None:
     """Return how many of the tokens that were sent before should be read, as the model counts them."""
     if matching is None:
         return None
     cache = state.tariff.cache
-    is_cold = cache.is_cold(state.account.compute_idle(state.now))
-    return 0 if is_cold else state.to_model_tokens(cache.find_read(matching, ends))
+    if cache.is_cold(state.account.compute_idle(state.now)):
+        return 0
+    if cache.has_breakpoints:
+        return count.apply(cache.find_read(matching, ends))
+    return cache.find_read(count.apply(matching))
 
 
 MOST_PROMPTS = 1024
@@ -453,7 +505,7 @@ class CacheWatch:
         cache = find_cache(provider, card, waiting.terms, is_rewritten=bool(plan is not None and plan.epoch))
         use = explain_use(prompt, precedent, cache, event.told)
         cost = price_missed(use, usage, card, cache)
-        saved = price_saved(plan, usage, card, cache) if plan is not None else None
+        saved = price_saved([(plan, usage)], card, cache)
         both = (None, None) if saved is None else (saved.tokens, saved.money)
         self._bus.publish(
             CacheUsed(event.exchange, waiting.session, use.cause, use.missed, cost.tokens, cost.money, *both)

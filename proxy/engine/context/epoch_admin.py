@@ -5,7 +5,9 @@ What cannot be done raises an error. What is done is in the log before it takes 
 
 from collections.abc import Collection
 
-from proxy.context.pricing import quote_revert
+from msgspec.structs import replace
+
+from proxy.context.pricing import estimate_size, quote_revert
 from proxy.engine.context.client_orders import find_pin_objection
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_context import SessionContext
@@ -115,11 +117,8 @@ class EpochAdmin:
         if holding.why == "revert" and _sends_same(holding, target):
             raise Conflict("this epoch is reverted already")
         row = await self._archive.find_session(session)
-        plan, (model, _) = await self._find_newest_plan(session, reverted.view), read_view(reverted.view)
-        client = holding.tokens_after + context.sum_cut(holding.id)
-        if plan is not None and plan.tokens_client is not None:
-            client = max(client, plan.tokens_client)
-        now, then = (max(0, client - context.sum_cut(each.id if each else "")) for each in (holding, target))
+        newest, (model, _) = await self._find_newest_round(session, reverted.view), read_view(reverted.view)
+        now, then = (_measure(context, newest, epoch, holding) for epoch in (holding, target))
         tariff = self._states.find_tariff_of(row.upstream, model)
         quote = quote_revert(now, then, self._states.models.budget(LimitKey(row.upstream, model)), tariff)
         epoch = Epoch(
@@ -141,12 +140,16 @@ class EpochAdmin:
         )
         return Reversion(epoch, quote, now)
 
-    async def _find_newest_plan(self, session: str, view: str) -> Plan | None:
-        """Return the newest plan of a view that has the token count of a client's request."""
+    async def _find_newest_round(self, session: str, view: str) -> tuple[Plan, int] | None:
+        """Return the newest plan of a view that has the size of a client's request, and how many tokens were sent."""
         async for row in read_back(self._archive, session):
             for each in () if row.is_side else reversed(row.rounds):
-                if each.plan is not None and each.plan.view == view and each.plan.tokens_client:
-                    return each.plan
+                plan = each.plan
+                if plan is not None and plan.view == view and plan.tokens_client:
+                    counted = each.usage.input if each.usage is not None else None
+                    own = estimate_size(plan, counted) if counted else None
+                    own = plan.tokens_client if own is None else own
+                    return replace(plan, tokens_client=own), counted or plan.tokens_upstream or own
         return None
 
     async def _count(self, history: MessageList, places: Collection[int]) -> list[int]:
@@ -168,6 +171,17 @@ class EpochAdmin:
     async def _keep(self, record: Record) -> None:
         if not await self._durability.confirm(self._archive.append(record)):
             raise StoreUnavailable("the log does not take it now; nothing was changed, try again")
+
+
+def _measure(context: SessionContext, newest: tuple[Plan, int] | None, epoch: Epoch | None, holding: Epoch) -> int:
+    """Return the tokens of a request as long as the newest one under an epoch, or as its client made it for None."""
+    if newest is None:
+        cut = context.sum_cut(epoch.id) if epoch is not None else 0
+        return max(0, holding.tokens_after + context.sum_cut(holding.id) - cut)
+    plan, sent = newest
+    if epoch is None:
+        return plan.tokens_client or sent
+    return max(0, sent + context.sum_cut(plan.epoch) - context.sum_cut(epoch.id))
 
 
 def _find_place(history: MessageList, place: int | None) -> int:

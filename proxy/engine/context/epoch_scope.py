@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
+import msgspec
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount
@@ -124,16 +125,30 @@ def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
     return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)
 
 
+class CountedRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request whose response said how many tokens it had: the client's own and what was sent.
+
+    `own` and `paid` are the provider's counts, `own_tokens` and `tokens` our own.
+    """
+
+    own: int
+    own_tokens: int
+    paid: int
+    tokens: int
+
+
 class EpochAccount:
     """The account of one view of a session under one epoch, or under none.
 
-    `before` has the nodes of the last request charged to `account`; `head` is the prefix before its messages.
+    `before` has the nodes of the last request charged to `account`; `head` is the prefix before its messages. `counted`
+    is the newest request with a usage, None before the first.
     """
 
-    __slots__ = ("account", "before", "head")
+    __slots__ = ("account", "before", "counted", "head")
 
     def __init__(self, account: CacheCostAccount) -> None:
         self.account = account
+        self.counted: CountedRequest | None = None
         self.before: Sequence[bytes] | None = None
         self.head: PromptPrefix | None = None
 

@@ -98,9 +98,7 @@ class CallUnderWay:
         card = self.prices.find_card(outcome.upstream, outcome.model)
         cache = self.prices.find_cache(outcome.upstream, card)
         pairs = [(self.plans[k], usage) for k, usage in self.usages.items() if k in self.plans]
-        saved = [price_saved(plan, usage, card, cache) for plan, usage in pairs if usage.input is not None]
-        known = [each for each in saved if each is not None]
-        return sum(known, start=Cost()) if known else None
+        return price_saved(pairs, card, cache)
 
 
 class OpenCalls:

@@ -424,6 +424,8 @@ class AnswerRounds:
             saving=None,
             client_read=0,
             sent_read=sent,
+            own_expected=0,
+            sent_expected=None,
         )
 
     def _watch(self) -> None:

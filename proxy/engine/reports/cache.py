@@ -89,9 +89,11 @@ class CacheReader:
             for row in page:
                 answered = [each for each in row.rounds if each.usage is not None and each.usage.input is not None]
                 if row.kind == "managed" and answered:
-                    yield await self._judge(row, answered[0])  # others are further rounds, in which a model recalled
+                    yield await self._judge(row, answered)
 
-    async def _judge(self, row: ExchangeRow, answered: RoundRow) -> CacheCall:
+    async def _judge(self, row: ExchangeRow, rounds: Sequence[RoundRow]) -> CacheCall:
+        """Return what the first of a call's answered rounds read; in others a model recalled."""
+        answered = rounds[0]
         usage, plan = answered.usage or Usage(), answered.plan
         rewriting = name_rewriting(plan)
         prompt = SentPrompt(
@@ -126,7 +128,7 @@ class CacheReader:
             usage.input,
             use,
             price_missed(use, usage, card, cache),
-            price_saved(plan, usage, card, cache) if plan is not None else None,
+            price_saved([(each.plan, each.usage or Usage()) for each in rounds], card, cache),
             parameters,
         )
 

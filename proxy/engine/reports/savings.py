@@ -93,18 +93,19 @@ class SavingEstimate:
             self.epochs, self.later = self.epochs + 1, 0
         elif not is_own:
             self.later += 1
-        for bill in rounds:
-            if bill.usage.input is None:
-                continue
+        counted = [bill for bill in rounds if bill.usage.input is not None]
+        for bill in counted:
             cost = inputs.prices.price(bill.upstream, bill.model, bill.usage)
             if is_own:
                 self.auxiliary += cost
-                continue
-            self.cost += cost
-            card = inputs.prices.find_card(bill.upstream, bill.model)
-            cache = inputs.prices.find_cache(bill.upstream, card)
-            if (saved := price_saved(bill, bill.usage, card, cache)) is not None:
-                self.saved, self.is_known = self.saved + saved, True
+            else:
+                self.cost += cost
+        if is_own or not counted:
+            return
+        card = inputs.prices.find_card(counted[0].upstream, counted[0].model)
+        cache = inputs.prices.find_cache(counted[0].upstream, card)
+        if (saved := price_saved([(bill, bill.usage) for bill in counted], card, cache)) is not None:
+            self.saved, self.is_known = self.saved + saved, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ def _make_arm(sessions: Sequence[_Session], unit: Unit) -> Arm:
     return Arm(len(sessions), mean, sum(each.is_blind for each in sessions))
 
 
-_COUNTS = ("errors", "ends", "plans", "held", "counted", "client", "sent", "told", "read", "output")
+_COUNTS = ("calls", "errors", "ends", "plans", "held", "counted", "client", "sent", "told", "read", "output")
 
 
 @dataclass(slots=True)
@@ -268,6 +269,7 @@ class SessionTotal:
     auxiliary_output: int = 0
     saved: Cost | None = None
     is_charged: bool = False
+    calls: int = 0
     errors: int = 0
     ends: int = 0
     plans: int = 0

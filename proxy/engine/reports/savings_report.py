@@ -32,8 +32,9 @@ _FIRST_DAY = date(1970, 1, 1)
 class PartSaving(msgspec.Struct, frozen=True):
     """What managing saved in a part of the log: with one model of one upstream, or on one day, in UTC.
 
-    Our own calls are taken off. `spent` is what all its `rounds` with a usage cost, ours included. `money` is null
-    without a price, all of it where nothing is known; `share` is that of what sending everything would have cost.
+    Our own calls are taken off. `spent` is what all its `rounds` with a usage cost, ours included; `calls` are those of
+    clients. `money` is null without a price, all of it where nothing is known; `share` is that of what sending
+    everything would have cost.
     """
 
     tokens: float | None
@@ -42,6 +43,7 @@ class PartSaving(msgspec.Struct, frozen=True):
     spent_tokens: float
     spent_money: float | None
     rounds: int
+    calls: int
     model: str = ""
     upstream: str = ""
     date: str = ""
@@ -159,14 +161,13 @@ def describe_total(found: TotalEstimate) -> SavingsTotal:
 def _sum_parts(
     tallies: Iterable[Tally], prices: PriceList, name: Callable[[Tally], tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], tuple[SessionTotal, int]]]:
-    """Sum up what is called the same, with the number of its rounds; without what has no usage."""
+    """Sum up what is called the same, with the number of its rounds that have a usage; without what has none."""
     parts: dict[tuple[str, ...], tuple[SessionTotal, int]] = {}
     for tally in tallies:
-        if tally.is_known:
-            total, rounds = parts.get(name(tally), (SessionTotal(), 0))
-            total.add(tally, prices)
-            parts[name(tally)] = total, rounds + tally.rounds
-    return list(parts.items())
+        total, rounds = parts.get(name(tally), (SessionTotal(), 0))
+        total.add(tally, prices)
+        parts[name(tally)] = total, rounds + (tally.rounds if tally.is_known else 0)
+    return [part for part in parts.items() if part[1][1]]
 
 
 def _describe_part(total: SessionTotal, rounds: int, model: str = "", upstream: str = "", day: str = "") -> PartSaving:
@@ -179,6 +180,7 @@ def _describe_part(total: SessionTotal, rounds: int, model: str = "", upstream: 
         spent_tokens=spent.tokens,
         spent_money=spent.money,
         rounds=rounds,
+        calls=total.calls,
         model=model,
         upstream=upstream,
         date=day,

@@ -177,7 +177,8 @@ def price_round(row: RoundFigures, prices: PriceList) -> tuple[Cost | None, Cost
         return cost, None
     if row.own_input is None:
         return cost, price_estimate(row.saving, card)
-    own = price_usage(Usage(row.own_input, row.output, row.own_read, row.own_written), card, cache)
+    output = row.output if row.is_last else 0  # the client's own request has no rounds in which a model recalls
+    own = price_usage(Usage(row.own_input, output, row.own_read, row.own_written), card, cache)
     return cost, own - price_usage(Usage(row.input, row.output, row.paid_read, row.written), card, cache)
 
 

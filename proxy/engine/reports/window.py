@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
@@ -255,7 +256,10 @@ def _describe(
     card = inputs.prices.find_card(last.upstream, row.model)
     budget = make_budget(card.window, card.output, None, inputs.policy, prices=card.prices)
     usable = newest.usable or budget.usable
-    soft = compute_soft_mark(usable, inputs.policy)
+    # the marks of the session's own server, which may have other settings
+    plan = next((each.plan for each in reversed(row.rounds) if each.plan is not None and each.plan.soft), None)
+    soft = plan.soft if plan is not None else compute_soft_mark(usable, inputs.policy)
+    window = plan.window if plan is not None and plan.window else card.window
     counted = sum(count for _, count in found)
     known = last.usage.input if last.usage is not None else None
     used = known or (last.plan.tokens_upstream if last.plan is not None else None) or counted
@@ -264,14 +268,14 @@ def _describe(
     kinds = [_sum_kind(kind, found, held, scale) for kind in _ORDER]
     return Window(
         call=row.n,
-        window=card.window,
-        ceiling=inputs.policy.ceiling_tokens or usable,
+        window=window,
+        ceiling=inputs.policy.ceiling_tokens or usable if usable == budget.usable else usable,
         high=usable,
         soft=soft,
-        low=budget.limit(usable).compute_low_mark(0),
+        low=replace(budget, usable=usable, lifted=0).compute_low_mark(0),
         output_reserve=budget.output,
         used=used,
-        free=max(0, (card.window or usable) - used),
+        free=max(0, (window or usable) - used),
         view=newest.view,
         strategy=read_view(newest.view)[1] if newest.view else None,
         next_epoch=NextEpoch(after[0][1], after[0][0], after[0][0] - used) if after else NextEpoch("due", used, 0),

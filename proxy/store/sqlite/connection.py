@@ -18,6 +18,7 @@ from typing import Any
 from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
+from proxy.store.sqlite.figures.bills import derive_own
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 
 # The errors of a damaged file. If names in its schema are no longer text, Python raises, not SQLite.
@@ -256,7 +257,7 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
             read_applied(connection)  # a file that is not ours is refused before anything in it changes
             _check_small(connection, policy.path)
             _set_up(connection, policy)
-            connection.create_function("unpack", 2, _unpack_or_none, deterministic=True)
+            _add_functions(connection)
             migrate(connection)
         except BaseException:
             connection.close()
@@ -269,7 +270,7 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Return a connection that cannot write, with the SQL function `unpack(codec, bytes)`. Raises StoreUnavailable.
+    """Return a connection that cannot write, with the SQL functions. Raises StoreUnavailable.
 
     It needs no lock and may be passed to another thread. To read a log that no process has open, SQLite creates two
     files beside it. If it cannot, the log is read as an immutable file, and locked against writers.
@@ -285,7 +286,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         raise StoreUnavailable(f"{path} cannot be opened: {advise(error)}") from error
     try:
         connection.execute("PRAGMA query_only = ON")
-        connection.create_function("unpack", 2, _unpack_or_none, deterministic=True)
+        _add_functions(connection)
         if len(read_applied(connection)) < len(MIGRATIONS):
             raise StoreUnavailable("the log has not been brought up to this version; start the server once")
     except (*FILE_ERRORS, StoreUnavailable) as error:
@@ -338,6 +339,12 @@ def _connect_immutable(path: Path) -> sqlite3.Connection:
     assert isinstance(connection, _ImmutableConnection)
     connection.lock = lock
     return connection
+
+
+def _add_functions(connection: sqlite3.Connection) -> None:
+    """Add the functions of our queries: `unpack(codec, bytes)`, and `own_usage`, which figures are derived with."""
+    connection.create_function("unpack", 2, _unpack_or_none, deterministic=True)
+    connection.create_function("own_usage", -1, derive_own, deterministic=True)
 
 
 def _unpack_or_none(codec: int | None, stored: bytes | None) -> bytes | None:

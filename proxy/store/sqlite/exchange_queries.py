@@ -257,7 +257,7 @@ _AUXILIARY = """
 _BILL_ROWS = """
     SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, g.input, g.output, g.cached, g.written, g.reasoning,
         ifnull(c.rung, ''), ifnull(c.reason, ''), c.tokens_client, ifnull(c.usable, 0), c.tokens_upstream, c.saving,
-        c.client_read, c.sent_read
+        c.client_read, c.sent_read, c.own_expected, c.sent_expected, ifnull(c.window, 0)
     FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
         LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
         LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
@@ -404,7 +404,8 @@ _EXCHANGES = """
         g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
         t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base, t.layers,
         c.view, c.rung, ifnull(h.id, '') AS epoch, c.pressure, c.reason, c.tokens_client, c.tokens_upstream, c.usable,
-        c.owed, c.saving, c.client_read, c.sent_read
+        c.owed, c.saving, c.client_read, c.sent_read, c.own_expected, c.sent_expected, ifnull(c.window, 0) AS window,
+        ifnull(c.soft, 0) AS soft
     FROM session s
     JOIN exchange e ON e.session = s.id
     LEFT JOIN step t ON t.session = e.session AND t.n = e.n

@@ -48,7 +48,8 @@ INSERTS = {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "decision": """INSERT INTO decision(
         seq, seal, session, exchange, k, view, rung, epoch, pressure, reason, tokens_client, tokens_upstream, usable,
-        owed, saving, client_read, sent_read) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        owed, saving, client_read, sent_read, own_expected, sent_expected, window, soft)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "pin": "INSERT INTO pin(seq, seal, session, node, is_on, at_ms) VALUES (?, ?, ?, ?, ?, ?)",
     "summary": """INSERT INTO summary(
         seq, seal, session, text, notes, id, wire, start, stop, last, kind, level, is_provisional, tokens, covered,
@@ -168,6 +169,10 @@ class ContextInserter:
                 None if plan.saving is None else float(plan.saving),
                 plan.client_read,
                 plan.sent_read,
+                plan.own_expected,
+                plan.sent_expected,
+                plan.window or None,
+                plan.soft or None,
             ),
         )
 

@@ -258,7 +258,7 @@ def m005_tallies(connection: sqlite3.Connection) -> None:
 
 # The columns that a migration added to a table with seals or a tally. They are its last ones, and NULL in older rows:
 # seals and tallies leave out those at the end of a row that are NULL.
-ADDED = {"decision": 2, "step": 1, "epoch": 1, "outcome": 1}
+ADDED = {"decision": 6, "step": 1, "epoch": 1, "outcome": 1}
 # The tables whose rows have no seals, and to whose rows nothing else commits. A tally covers all rows of a table.
 TALLIED = {
     **_FIRST_TALLIED,
@@ -451,6 +451,14 @@ def m013_remains(connection: sqlite3.Connection) -> None:
     )
 
 
+def m014_own_sizes(connection: sqlite3.Connection) -> None:
+    """Add what tells the size of the client's own request, the soft mark, and in sums calls and their answers."""
+    for name in ("own_expected", "sent_expected", "window", "soft"):
+        connection.execute(f"ALTER TABLE decision ADD COLUMN {name} INTEGER")
+    for name in ("calls", "own_output"):
+        connection.execute(f"ALTER TABLE tally ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -467,6 +475,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m011_erased,
     m012_overhead,
     m013_remains,
+    m014_own_sizes,
 )
 
 

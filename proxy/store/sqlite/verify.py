@@ -75,7 +75,8 @@ _SEALED = {
         FROM epoch x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
     "decision": """
         SELECT x.seq, x.seal, s.key, x.exchange, x.k, x.view, x.rung, x.epoch, x.pressure, x.reason, x.tokens_client,
-            x.tokens_upstream, x.usable, x.owed, x.saving, x.client_read, x.sent_read
+            x.tokens_upstream, x.usable, x.owed, x.saving, x.client_read, x.sent_read, x.own_expected, x.sent_expected,
+            x.window, x.soft
         FROM decision x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
     "pin": """
         SELECT x.seq, x.seal, s.key, x.node, x.is_on, x.at_ms

@@ -1,6 +1,7 @@
 """Going back, and pinning, in an agent's conversation."""
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 from unittest.mock import AsyncMock
@@ -8,9 +9,12 @@ from unittest.mock import AsyncMock
 import pytest
 from msgspec.structs import replace
 
+from proxy.context.pricing import estimate_size
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
+from proxy.model.exchange import Usage
+from proxy.model.log import ExchangeRow
 from tests.store.samples import make_key, make_opening
 from tests.support.managing import make_history
 from tests.support.talking import Talk
@@ -63,6 +67,29 @@ async def test_a_quote_changes_nothing(talk: Talk) -> None:
     assert len(await talk.log.list_epochs(talk.session)) == 1
     done = await talk.care.revert(talk.session, 1)
     assert (done.quote, done.now) == (quoted.quote, quoted.now)
+
+
+async def test_a_quote_begins_with_what_the_newest_call_sent_and_would_have_sent(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await talk.grow_to(3)
+    plan = (await row_of(talk)).rounds[-1].plan
+    uncounted = await talk.care.quote(talk.session, 3)
+    assert uncounted.now == plan.tokens_upstream
+    counted, read = 2 * plan.tokens_upstream, talk.log.list_calls
+
+    async def count(*asked: Any) -> list[ExchangeRow]:
+        """The calls with a usage that is not what we counted."""
+        usage = Usage(input=counted)
+        rows = await read(*asked)
+        return [dataclasses.replace(row, rounds=(dataclasses.replace(row.rounds[-1], usage=usage),)) for row in rows]
+
+    monkeypatch.setattr(talk.log, "list_calls", count)
+    last, first = await talk.care.quote(talk.session, 3), await talk.care.quote(talk.session, 1)
+    assert last.now == first.now == counted
+    epochs = await talk.log.list_epochs(talk.session)
+    assert last.quote.tokens == last.now + epochs[2].tokens_before - epochs[2].tokens_after
+    assert first.quote.tokens == estimate_size(plan, counted)
 
 
 async def test_a_revert_ends_at_the_high_mark(talk: Talk) -> None:

@@ -310,7 +310,7 @@ async def test_the_total_and_its_parts_agree_where_our_calls_belong_to_a_session
         (["plan"], "no call came after its last epoch, too few to pay for writing the cache anew"),
         (["plan", "epoch", "plan", "epoch"], "1 call came after its last epoch, too few"),
         (["plan", "epoch", "epoch"], "2 calls came after its last epoch, too few"),
-        (["original"], "what was sent had to be written to the cache anew"),
+        (["minimal"], "what was sent had to be written to the cache anew"),
     ],
 )
 async def test_a_loss_has_a_reason(rungs: list[str], reason: str) -> None:

@@ -132,13 +132,17 @@ async def test_what_fills_the_context_is_told_by_kind_with_what_is_held_back(man
     assert window.call == STEPS
     assert sum(part.tokens for part in window.kinds) == pytest.approx(window.used, abs=len(window.kinds))
     assert kinds["ledger"].count == 1
-    assert (window.view, window.strategy, window.window, window.ceiling) == ("gpt-4o", "epochs", 8000, 4000)
+    assert (window.view, window.strategy, window.window, window.ceiling) == ("gpt-4o", "epochs", 1_000_000, 4000)
     assert 0 < window.low < window.soft < window.high
     assert window.next_epoch is not None
     assert window.next_epoch.tokens - window.next_epoch.away == window.used
     assert sum(part.held_tokens for part in window.kinds) > kinds["ledger"].tokens
     with pytest.raises(NotFound):
         await load_window(log, "zzz", inputs, tally)
+    other = SavingsInputs(inputs.prices, BudgetPolicy(2000, soft_fraction=0.1))  # a command with other settings
+    there = await load_window(log, managed.session, other, tally)
+    assert (there.window, there.high, there.soft, there.low) == (window.window, window.high, window.soft, window.low)
+    assert (there.ceiling, there.next_epoch) == (there.high, window.next_epoch)
     assert "pinned" not in kinds
     pinned = await managed.load("/sessions/{id}/pins?newest=true", "POST")
     for nodes in (None, {bytes.fromhex(pinned["node"])}):

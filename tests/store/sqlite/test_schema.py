@@ -31,7 +31,7 @@ ROWS = {
     "original": (1, "r", 1, "w", 0, 0, "[]"),
     "summary": (1, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
     "summary_edge": (2, "parent", 0, 1),
-    "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
+    "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, *[None] * 7),
     "pin": (1, b"", 1, b"n", 1, 0),
     "recalled": (1, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
     "memory": (1, b"", 1, "report", "", 0, 0, 2, b"n", 1, b"d"),
@@ -53,7 +53,7 @@ RIVALS = {
     "epoch": (2, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d", b"t"),
     "original": (2, "r", 1, "w", 0, 0, "[]"),
     "summary": (2, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
-    "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
+    "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, *[None] * 7),
     "recalled": (2, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
     "held": (2, b"", 1, 1, "new", "k", b"d", b"t", 1, b""),
     "source": (2, b"", 1, 1, b"n", "tick"),
@@ -168,6 +168,7 @@ DIGESTS = {
     "m011_erased": "978045fa2f50aa72a802b65666c08f0341ce722fd3b86bc961a15fb627d86f08",
     "m012_overhead": "177057cc5a96a4c30236efa5eb1aaf0ede052494b49703054e460609b7a660b6",
     "m013_remains": "1a8ecf34362ceb9c3f1be4b96541b6a7da1631699b6cacbcdb7aaf845e5b1ab6",
+    "m014_own_sizes": "dd9e2cb4847dc0754c19adc165fb6cf3523ffb9555e1b07a4dede87ac343940f",
 }
 
 

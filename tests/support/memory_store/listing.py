@@ -108,6 +108,7 @@ def _bill(tables: Tables, exchange: Exchange) -> Iterator[Bill]:
             (fit_usage(reading.usage) if reading else None) or Usage(),
             *((plan.rung, plan.reason, plan.tokens_client, plan.usable, plan.tokens_upstream) if plan else ()),
             *((plan.saving, plan.client_read, plan.sent_read) if plan else ()),
+            *((plan.own_expected, plan.sent_expected, plan.window) if plan else ()),
         )
 
 

@@ -6,7 +6,7 @@ import { ask, say } from "./parts.js";
 /* What tokens of uncached input cost in this session, from what it has spent. Without a price: the tokens. */
 export const priceOf = (session) => (tokens) => {
   const { tokens: spent, money: paid } = session?.spent ?? {};
-  return paid && spent ? money((tokens / spent) * paid, 3) : `${short(tokens)} tokens of uncached input`;
+  return paid && spent ? money((tokens / spent) * paid) : `${short(tokens)} tokens of uncached input`;
 };
 
 export async function revertEpoch(session, n, done) {

@@ -10,10 +10,11 @@ export const short = known((n) => {
   if (size >= 1e6) return `${sign(n)}${(size / 1e6).toFixed(size >= 1e7 ? 1 : 2)} M`;
   return size >= 1e4 ? `${sign(n)}${(size / 1e3).toFixed(size >= 1e5 ? 0 : 1)} k` : int(n);
 });
-export const money = (n, digits) => {
+export const money = (n) => {
   if (n == null) return "no price";
-  const places = digits ?? (Math.abs(n) > 0 && Math.abs(n) < 0.1 ? 3 : 2);
-  return `${sign(n)}$${Math.abs(n).toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })}`;
+  const size = Math.abs(n), places = size > 0 && size < 0.01 ? 4 : 2;
+  if (size > 0 && size < 0.00005) return `${sign(n)}<$0.0001`;
+  return `${sign(n)}$${size.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })}`;
 };
 export const percent = known((x, digits = 0) => `${sign(x)}${Math.abs(x * 100).toFixed(digits)} %`);
 export const bytes = known((n) => (n >= 1e9 ? `${(n / 1e9).toFixed(1)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} MB` : n >= 1e4 ? `${(n / 1e3).toFixed(0)} kB` : `${int(n)} B`));

@@ -10,7 +10,7 @@ const KINDS = { kept: ["user", "kept"], tombstone: ["tomb", "tombstone"], file: 
 let epoch, session = null, id;
 
 const isNext = () => location.pathname.endsWith("/next");
-const price = (cost) => (cost == null ? "\u2013" : cost.money == null ? `${short(cost.tokens)} tok` : money(cost.money, 3));
+const price = (cost) => (cost == null ? "\u2013" : cost.money == null ? `${short(cost.tokens)} tok` : money(cost.money));
 
 function drawHead() {
   const name = isNext() ? "The next epoch" : `Epoch ${epoch.n}`;

@@ -6,15 +6,20 @@ the same way. A record that comes later for a call up to there has the rows of t
 transaction. So rows are never older than the record, and may be derived anew at any time. `tally` sums up what `bill`
 has: what it is taken from, or added to, is taken from the sum, or added to it.
 
-`own_input`, `own_read` and `own_written` are what the client's own request would have used (`pricing.estimate_own`),
-and `paid_read` is what was read in its place.
+`own_input`, `own_read` and `own_written` are what the client's own request would have used, and `paid_read` is what was
+read in its place: the SQL function `own_usage` has both from `pricing.estimate_own`.
 """
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from proxy.context.cache_misses import SLACK_SHARE, SLACK_TOKENS
+from msgspec.structs import replace
+
 from proxy.context.epoch_decision import HELD_OUT
+from proxy.context.pricing import estimate_own
+from proxy.model.epoch import Plan, Rung
+from proxy.model.exchange import Usage
 from proxy.model.figures import TIERS
 from proxy.model.log import LogFault
 from proxy.store.sqlite.codec import encode_ids
@@ -22,7 +27,7 @@ from proxy.store.sqlite.codec import encode_ids
 CHUNK = 256
 """Calls of which rows are derived in one transaction, which takes some 5 ms."""
 
-_VERSION = 3
+_VERSION = 4
 _KEY = "bills"
 _SEQ_SIZE = 8
 
@@ -53,8 +58,8 @@ _FACTS = f"""
         g.input, g.output, g.cached AS read, g.written, c.tokens_client, c.tokens_upstream AS sent,
         ifnull(c.usable, 0) AS usable, c.saving AS estimate, c.client_read, c.sent_read, o.first_byte_ms, o.total_ms,
         o.overhead_ms,
-        iif(g.input > 0 AND c.tokens_upstream > 0, 1.0 * g.input / c.tokens_upstream, NULL) AS scale,
-        c.tokens_client IS NOT NULL AND c.client_read IS NOT NULL AND c.sent_read IS NOT NULL AS is_sized
+        own_usage(c.rung, c.tokens_client, c.tokens_upstream, c.client_read, c.sent_read, c.own_expected,
+            c.sent_expected, c.window, g.input, g.cached, g.written) AS own
     FROM exchange e {{hint}}
     LEFT JOIN step t ON t.session = e.session AND t.n = e.n
     LEFT JOIN round r ON r.exchange = e.seq
@@ -63,42 +68,40 @@ _FACTS = f"""
     LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
     WHERE {{chosen}}"""
 
-# `pricing.estimate_own`, step by step. CAST rounds down what is positive.
-_EXPECTED = """
-    SELECT *, CASE WHEN tokens_client IS NOT NULL AND scale IS NOT NULL
-                THEN CAST(tokens_client * scale + 0.5 AS INTEGER)
-            WHEN tokens_client IS NOT NULL AND input IS NULL THEN tokens_client
-            WHEN rung IN ('', 'original') THEN input ELSE tokens_client END AS client,
-        iif(is_sized AND scale IS NOT NULL, min(sent_read, sent) * scale, NULL) AS expected
-    FROM ({facts})"""
-_PAID = """
-    SELECT *, iif(expected IS NULL, NULL, ifnull(read, CAST(expected + 0.5 AS INTEGER))) AS paid_read
-    FROM ({expected})"""
-_READ = f"""
-    SELECT *, CASE WHEN 2 * sent_read < sent THEN client_read * scale
-            WHEN abs(paid_read - expected) <= max({SLACK_TOKENS}, {SLACK_SHARE} * expected)
-                THEN client_read * scale + paid_read - expected
-            ELSE client_read * scale * min(1.0, paid_read / expected) END AS wanted
-    FROM ({{paid}})"""
-_OWN = """
-    SELECT *, iif(expected IS NULL, NULL, client) AS own_input,
-        iif(expected IS NULL, NULL, min(client, max(0, CAST(wanted + 0.5 AS INTEGER)))) AS own_read
-    FROM ({read})"""
 _ROWS = f"""
     SELECT {_NAMES} FROM (
-        SELECT *, iif(expected IS NULL, estimate, NULL) AS saving,
-            CASE WHEN expected IS NULL THEN NULL WHEN input - paid_read <= 0 THEN 0
-                ELSE CAST((own_input - own_read) * min(1.0, 1.0 * ifnull(written, 0) / (input - paid_read)) + 0.5
-                    AS INTEGER) END AS own_written
-        FROM ({{own}}))"""
+        SELECT *, iif(own IS NULL AND rung <> 'original', estimate, NULL) AS saving,
+            CASE WHEN own IS NOT NULL THEN json_extract(own, '$[0]')
+                WHEN tokens_client IS NOT NULL AND input > 0 AND sent > 0
+                    THEN CAST(1.0 * tokens_client * input / sent + 0.5 AS INTEGER)
+                WHEN tokens_client IS NOT NULL AND input IS NULL THEN tokens_client
+                WHEN rung IN ('', 'original') THEN input ELSE tokens_client END AS client,
+            json_extract(own, '$[1]') AS own_input, json_extract(own, '$[2]') AS own_read,
+            json_extract(own, '$[3]') AS own_written, json_extract(own, '$[4]') AS paid_read
+        FROM ({{facts}}))"""
+
+
+def derive_own(
+    rung: Rung | None, client: int | None, sent: int | None, client_read: int | None, sent_read: int | None, *rest: Any
+) -> str | None:
+    """Return what `estimate_own` does for the columns of a round, as JSON: the size, what was used, what was read."""
+    own_expected, sent_expected, window, input, read, written = rest
+    if rung is None:
+        return None
+    plan = Plan("", 0, "", rung, tokens_client=client, tokens_upstream=sent, client_read=client_read)
+    plan = replace(
+        plan, sent_read=sent_read, own_expected=own_expected, sent_expected=sent_expected, window=window or 0
+    )
+    found = estimate_own(plan, Usage(input, None, read, written))
+    if found is None:
+        return None
+    own = found.own
+    return f"[{found.size},{own.input},{own.cached},{own.written or 0},{found.paid.cached}]"
 
 
 def select_rows(chosen: str, hint: str = "") -> str:
     """Return the query that derives the rows of the calls that an SQL condition on `exchange e` chooses."""
-    query = _FACTS.format(chosen=chosen, hint=hint)
-    for outer, name in ((_EXPECTED, "facts"), (_PAID, "expected"), (_READ, "paid"), (_OWN, "read"), (_ROWS, "own")):
-        query = outer.format(**{name: query})
-    return query
+    return _ROWS.format(facts=_FACTS.format(chosen=chosen, hint=hint))
 
 
 # The tokens that were sent: as the provider counted them, or as we did where it answered without saying how many.
@@ -116,6 +119,7 @@ _SHARE = f"""CASE WHEN input IS NULL OR kind = 'recorded' THEN {UNKNOWN} WHEN ki
 _DAY_MS = 86_400_000
 _SUMS = {
     "rounds": "1",
+    "calls": "is_last AND kind <> 'auxiliary'",
     "errors": f"ifnull(kind <> 'auxiliary' AND {_FAILED}, 0)",
     "ends": f"is_last AND is_end AND {MAIN}",
     "plans": f"rung = 'plan' AND {MANAGED}",
@@ -129,6 +133,7 @@ _SUMS = {
     "read": "ifnull(read, 0)",
     "written": "ifnull(written, 0)",
     "own_fresh": "ifnull(max(0, own_input - own_read - own_written), 0)",
+    "own_output": "iif(is_last, ifnull(output, 0), 0)",
     "own_read": "ifnull(own_read, 0)",
     "own_written": "ifnull(own_written, 0)",
     "paid_fresh": "ifnull(max(0, input - paid_read - ifnull(written, 0)), 0)",

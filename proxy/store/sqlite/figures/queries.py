@@ -31,7 +31,7 @@ from proxy.store.sqlite.figures.bills import (
     select_tallies,
 )
 
-_PLAIN_SUMS = ("rounds", "errors", "ends", "plans", "held", "counted", "client", "sent", "told", "ended_ms")
+_PLAIN_SUMS = ("rounds", "calls", "errors", "ends", "plans", "held", "counted", "client", "sent", "told", "ended_ms")
 _FEW = 4096  # newer calls than these are found by their sessions
 
 _NAMED_IDS = "SELECT key, id FROM session WHERE key IN (SELECT value FROM json_each(?))"
@@ -202,7 +202,7 @@ def _make_tally(row: Sequence[Any]) -> Tally:
     found = dict(zip(TALLY_COLUMNS, row, strict=True))
     share, output, written = found["share"], found["output"], found["written"]
     is_ours, is_own = share == OURS, share == OWN
-    own = Usage(found["own_fresh"], output, found["own_read"], found["own_written"])
+    own = Usage(found["own_fresh"], found["own_output"], found["own_read"], found["own_written"])
     return Tally(
         session=found["session"],
         day=found["day"],

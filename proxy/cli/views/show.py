@@ -40,7 +40,7 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.session_reports import load_loops
 from proxy.engine.reports.session_summary import SessionSummary, summarize_sessions
 from proxy.engine.reports.sessions import Overview, describe_overview, load_overview, write_json
-from proxy.engine.reports.timeline import Loop, tell_loop
+from proxy.engine.reports.timeline import Loop
 from proxy.model.epoch import Epoch, Plan, Strategy, read_view
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow
@@ -266,13 +266,13 @@ class _CallFacts:
         marks: list[Styled] = []
         if last is not None and (last.status >= _FAILED or last.error):
             marks.append(Styled(f"{ERROR} {last.error or 'refused by the upstream'}", "bad"))
+        if (loop := self._loops.get(row.n)) is not None:
+            marks.append(Styled(f"{LOOP} loop: {loop.tool}, {loop.count} times in a row", "warn"))
         if row.id in self._opened:
             n, epoch = self._opened[row.id]
             marks.append(Styled(f"{EPOCH} epoch {n} ({epoch.why})", "bold"))
         if use is not None and use.use.cause and not (use.use.cause == "epoch" and row.id in self._opened):
             marks.append(Styled(f"{MISS} {explain_miss(use)}", "warn"))
-        if row.n in self._loops:
-            marks.append(Styled(f"{LOOP} {tell_loop(self._loops[row.n])}", "warn"))
         if row.relation in _SPECIAL:
             marks.append(Styled(_SPECIAL[row.relation], ""))
         if row.kind == "auxiliary":

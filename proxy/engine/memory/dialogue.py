@@ -62,12 +62,13 @@ class TurnDocument(msgspec.Struct, frozen=True):
 class DialogueDocument(msgspec.Struct, frozen=True):
     """A piece of a conversation: of its `count` messages those from `start` up to `stop`, and all of its turns.
 
-    `branch` is its tip, `newest` the call with which it ends.
+    `branch` is its tip, `last` the call with which it ends. `is_newest`: it is the newest conversation of the session.
     """
 
     session: str
     branch: str
-    newest: int
+    is_newest: bool
+    last: int
     count: int
     start: int
     stop: int
@@ -204,7 +205,8 @@ class Dialogues:
         session = await find_session(self._log, prefix)
         found = await self._find(session, branch)
         if call is not None and not branch and not any(each.n == call for each in found.items):
-            found = await self._find(session, await self._find_branch(session, call))
+            branch = await self._find_branch(session, call)
+            found = await self._find(session, branch)
         count = len(found.items)
         if start is None:
             place = next((i for i, each in enumerate(found.items) if each.n == call), None)
@@ -212,7 +214,8 @@ class Dialogues:
         start = max(0, min(start, count - 1))
         items = [_cut(each) for each in found.items[start : start + limit]]
         row = found.path.row
-        return DialogueDocument(session, row.tip.hex(), row.n, count, start, start + len(items), found.turns, items)
+        tip, turns = row.tip.hex(), found.turns
+        return DialogueDocument(session, tip, not branch, row.n, count, start, start + len(items), turns, items)
 
     async def load_message(self, prefix: str, branch: str, id: str) -> MessageDocument:
         """Return a whole message of a conversation by its node. Raises NotFound."""

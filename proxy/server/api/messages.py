@@ -32,6 +32,7 @@ class PieceQuery(msgspec.Struct, frozen=True):
     start: Annotated[Number, Meta(description="the place of the first message, counted from 0")] | None = None
     branch: Branch = ""
     limit: Limit = 100
+    turns: Annotated[bool, Meta(description="list the turns, too")] = True
 
 
 class MessagePath(msgspec.Struct, frozen=True):
@@ -70,7 +71,8 @@ class MessagesApi:
 
     async def _show_piece(self, path: SessionPath, query: PieceQuery) -> DialogueDocument:
         """Show the turns of a conversation, and some of its messages; long texts of these are cut."""
-        return await self._dialogues.load_piece(path.id, query.branch, query.call, query.start, query.limit)
+        found = await self._dialogues.load_piece(path.id, query.branch, query.call, query.start, query.limit)
+        return found if query.turns else msgspec.structs.replace(found, turns=[])
 
     async def _show_added(self, path: NumberedPath) -> AddedDocument:
         """Show the messages that a call added to its conversation, and those of its answer."""

@@ -13,6 +13,7 @@ export const short = known((n) => {
 export const money = (n, digits) => {
   if (n == null) return "no price";
   const places = digits ?? (Math.abs(n) > 0 && Math.abs(n) < 0.1 ? 3 : 2);
+  if (n !== 0 && Math.abs(n) < 0.5 / 10 ** places) return `${sign(n)}< $${(1 / 10 ** places).toFixed(places)}`;
   return `${sign(n)}$${Math.abs(n).toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })}`;
 };
 export const percent = known((x, digits = 0) => `${sign(x)}${Math.abs(x * 100).toFixed(digits)} %`);

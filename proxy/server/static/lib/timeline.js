@@ -10,7 +10,8 @@ const SHAPES = {
   miss: (x, y) => s("path", { class: "m-cache", d: `M${x + 1.5} ${y - 7}l-6 8h3.5l-1 6 6-8h-3.5Z` }),
   loop: (x, y) => s("path", { class: "m-loop", d: `M${x + 4.5} ${y}a4.5 4.5 0 1 1-1.5-3.4m.4-2.4v2.6h-2.6` }),
 };
-const LEFT = 44, RIGHT = 8, TOP = 22, SIGNS = 20, CACHE = 26, AXIS = 16;
+const GRAVE = ["error", "loop", "epoch", "miss"], SIGN_WIDE = 14, WIDEST_BAR = 16;
+const LEFT = 44, RIGHT = 8, TOP = 22, SIGNS = 26, CACHE = 26, AXIS = 16;
 
 /* Returns `draw`, which shows calls with marks, and moves along them. `open` is called with the number of a call. */
 export function timeline(box, readout, open) {
@@ -81,25 +82,29 @@ export function timeline(box, readout, open) {
       if (epoch && (hasRoom || !isDense)) parts.push(s("line", { class: "ep-line", x1: x, x2: x, y1: TOP - 4, y2: H - AXIS }));
       if (hasRoom) { parts.push(s("text", { class: "ep-label", x: x + (epoch ? 4 : 0), y: 11 }, label)); free = x + 7 * label.length + 8; }
     });
-    const y = TOP + height + 8 + SIGNS / 2, byNumber = new Map(Array.from(calls.n, (n, i) => [n, i]));
-    let lastSign = -100;
+    const y = TOP + height + 8 + 10, byNumber = new Map(Array.from(calls.n, (n, i) => [n, i]));
+    const groups = new Map(); // of what lies closer than a sign is wide, the most serious has its sign, with the number of all
     for (const mark of marks) {
       const i = byNumber.get(mark.n);
-      if (i === undefined || !SHAPES[mark.kind] || X(i) - lastSign < 3) continue;
-      const shape = SHAPES[mark.kind](X(i), y);
-      shape.append(s("title", {}, `Call ${mark.n}: ${mark.title}`));
-      parts.push(shape);
-      lastSign = X(i);
+      if (i === undefined || !SHAPES[mark.kind]) continue;
+      const place = Math.round((X(i) - LEFT) / SIGN_WIDE), group = groups.get(place) ?? groups.set(place, []).get(place);
+      group.push(mark);
     }
-    const floor = TOP + height + 8 + SIGNS, bar = Math.max(1, width / Math.max(1, shown.length) - 0.8);
+    for (const group of groups.values()) {
+      const told = GRAVE.map((kind) => group.find((mark) => mark.kind === kind)).find(Boolean), alike = group.filter((mark) => mark.kind === told.kind).length;
+      const shape = s("g", {}, s("title", {}, group.slice(0, 12).map((mark) => `Call ${mark.n}: ${mark.title}`).join("\n")), SHAPES[told.kind](X(byNumber.get(told.n)), y));
+      if (alike > 1) shape.append(s("text", { class: "sign-n", x: X(byNumber.get(told.n)), y: y + 13, "text-anchor": "middle" }, alike));
+      parts.push(shape);
+    }
+    const floor = TOP + height + 8 + SIGNS, bar = Math.min(WIDEST_BAR, Math.max(1, width / Math.max(1, shown.length) - 0.8));
     for (const i of shown) {
       const part = share(calls.read[i], calls.input[i]);
       if (part == null) continue;
       const tall = Math.max(1.5, part * (CACHE - 6));
-      parts.push(s("rect", { class: part < 0.5 && i ? "cache-no" : "cache-ok", x: X(i) - bar / 2, y: floor + CACHE - tall - 2, width: bar, height: tall }));
+      parts.push(s("rect", { class: part < 0.5 && i ? "cache-no" : "cache-ok", x: Math.max(LEFT, Math.min(LEFT + width - bar, X(i) - bar / 2)), y: floor + CACHE - tall - 2, width: bar, height: tall }));
     }
     parts.push(s("text", { x: LEFT - 6, y: floor + CACHE - 5, "text-anchor": "end" }, "cache"));
-    const ticks = small ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+    const ticks = (small ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).filter((part) => byTime || Number.isInteger(part) || count > 8);
     if (count > 1) ticks.forEach((part, k) => parts.push(s("text", { x: LEFT + part * width, y: H - 2, "text-anchor": k === 0 ? "start" : k === ticks.length - 1 ? "end" : "middle" },
       byTime ? clock(begin + part * (end - begin)).slice(0, 5) : `${k ? "" : "call "}${calls.n[Math.round(part * (count - 1))]}`)));
     const cross = s("g", {});

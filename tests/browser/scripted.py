@@ -1,12 +1,10 @@
-"""A scripted agent and its model: tool calls, reasoning, a loop, a branch, several epochs. What it says is made up here.
+"""A scripted agent and its model: tool calls, reasoning, a loop, a branch, several epochs.
 
 The client says in a header what the model answers, so that the conversation is the same on every run.
 """
 
 import base64
 import json
-import os.path
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +25,32 @@ TOOLS = [
 Message = dict[str, Any]
 
 
+WORDS = (
+    "Customers pay a cent too much for a wheel of 28 inches. Find out why, and do not change the price list.",
+    "Good. The tests in tests/test_prices.py hang since yesterday; look into that, too.",
+    "Now write the change up for the release notes, two sentences.",
+    "One more: the invoice shows the address twice. Rule: never delete a field of an invoice.",
+)
+FILES = ("cart", "price", "invoice", "wheel", "order", "tax", "stock", "mail", "label", "export")
+DONE = """**Done with part %d.**
+
+- `price()` rounded twice: once for each wheel, and once for the sum.
+- It rounds the sum alone now; `tests/test_prices.py` has a case for it.
+
+Nothing else was changed."""
+SHORT = "Stop. Write one sentence only, in English and in German."
+REPEATED = ("run", {"command": "pytest -q tests/test_prices.py"})
+
+
+def count_shared(one: bytes, other: bytes) -> int:
+    """How many bytes two bodies begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
 async def answer(request: Request) -> Response:
     """Answer as the header says. A token has four bytes; what an earlier prompt begins with is read from the cache."""
     body = await request.body()
@@ -35,7 +59,7 @@ async def answer(request: Request) -> Response:
         return JSONResponse({"error": {"message": "the model is overloaded", "type": "overloaded"}}, 529)
     message = json.loads(base64.b64decode(told))
     size, seen = len(body) // 4, request.app.state.seen
-    read = max((len(os.path.commonprefix([body, other])) // 4 for other in seen[-8:]), default=0)
+    read = max((count_shared(body, other) // 4 for other in seen[-8:]), default=0)
     seen.append(body)
     usage = {
         "prompt_tokens": size,
@@ -63,10 +87,10 @@ class Agent:
     messages: list[Message] = field(default_factory=lambda: [{"role": "system", "content": SYSTEM}])
     count: int = 0
 
-    def ask(self, said: str, **answered: Any) -> None:
+    def ask(self, said: str, answered: str) -> None:
         """Say something as the user, and take the answer."""
         self.messages.append({"role": "user", "content": said})
-        self.take(**answered)
+        self.take(answered)
 
     def take(self, text: str = "", *calls: tuple[str, Message], thought: str = "", output: str = "") -> None:
         """Send what there is. The answer has a text, calls, and what was thought; each call gets the output."""
@@ -97,41 +121,28 @@ def write_file(name: str, lines: int) -> str:
     return "\n".join(said)
 
 
-def list_steps(names: Iterator[str] | list[str], lines: int) -> Iterator[tuple[str, tuple[str, Message], str, str]]:
-    """The steps of a search through files: what is said, the call, its output, what was thought."""
-    for i, name in enumerate(names):
+def read_files(agent: Agent, turn: int, count: int, lines: int) -> None:
+    """Have the model read files, one with each call; every third time it thinks, every second time it says so."""
+    for i in range(count):
+        name = f"{FILES[(turn + i) % len(FILES)]}_{turn}"
         thought = f"The price could be rounded in {name}.py. I read it before I change anything." if i % 3 == 0 else ""
-        said = f"I look at {name}.py." if i % 2 else ""
-        yield said, ("read_file", {"path": f"shop/{name}.py"}), write_file(name, lines), thought
+        said, call = f"I look at {name}.py." if i % 2 else "", ("read_file", {"path": f"shop/{name}.py"})
+        agent.take(said, call, thought=thought, output=write_file(name, lines))
 
 
 def tell_story(proxy: Running, name: str = "shop", *, turns: int = 4, files: int = 8, lines: int = 30) -> Agent:
-    """A session with several turns, a loop in the second, a branch from the third, and a refusal at the end."""
+    """A session with several turns, a loop in the second, and a branch from the third."""
     agent = Agent(proxy, name)
-    words = [
-        "Customers pay a cent too much for a wheel of 28 inches. Find out why, and do not change the price list.",
-        "Good. The tests in tests/test_prices.py hang since yesterday; look into that, too.",
-        "Now write the change up for the release notes, two sentences.",
-        "One more: the invoice shows the address twice. Rule: never delete a field of an invoice.",
-    ]
     for turn in range(turns):
-        said = words[turn % len(words)] if turn < len(words) else f"{words[turn % len(words)]} ({turn + 1})"
-        parts = ["cart", "price", "invoice", "wheel", "order", "tax", "stock", "mail", "label", "export"]
-        steps = list(list_steps([f"{parts[(turn + i) % 10]}_{turn}" for i in range(files)], lines))
-        first, *rest = steps
-        agent.ask(said, text=first[0], calls=()) if not files else None
-        agent.messages.append({"role": "user", "content": said}) if files else None
-        for text, call, output, thought in (first, *rest):
-            agent.take(text, call, thought=thought, output=output)
-        if turn == 1:
-            for _ in range(5):
-                agent.take("", ("run", {"command": "pytest -q tests/test_prices.py"}), output="timeout: still running after 60 s")
+        words = WORDS[turn % len(WORDS)]
+        agent.messages.append({"role": "user", "content": words if turn < len(WORDS) else f"{words} ({turn + 1})"})
+        read_files(agent, turn, files, lines)
+        for _ in range(5 if turn == 1 else 0):
+            agent.take("", REPEATED, output="timeout: still running after 60 s")
+        before = list(agent.messages)
+        agent.take(DONE % (turn + 1))
         if turn == 2:
-            before = list(agent.messages)
-            agent.take("The wheel costs what the list says. Rounding now happens once, at the end.")
-            after, agent.messages = agent.messages, [*before[:-2], {"role": "user", "content": "Stop. Write one sentence only, in English and in German."}]
-            agent.take("Prices of wheels are rounded once. Preise von Laufrädern werden einmal gerundet.")
+            after, agent.messages = agent.messages, [*before[:-2], {"role": "user", "content": SHORT}]
+            agent.take("Prices of wheels are rounded once. Preise von Laufr\u00e4dern werden einmal gerundet.")
             agent.messages = after
-        else:
-            agent.take(f"**Done with part {turn + 1}.**\n\n- `price()` rounded twice: once for each wheel, and once for the sum.\n- It rounds the sum alone now; `tests/test_prices.py` has a case for it.\n\nNothing else was changed.")
     return agent

@@ -196,20 +196,20 @@ class Dialogues:
         self._known: LruCache[tuple[str, str], _Known] = LruCache(_MOST_KNOWN)
 
     async def load_piece(
-        self, prefix: str, branch: str, call: int | None, start: int | None, limit: int
+        self, prefix: str, branch: str, message: str, start: int | None, limit: int
     ) -> DialogueDocument:
-        """Return messages from `start` on, or around those of a call, or else the newest. Raises NotFound.
+        """Return messages from `start` on, or around the message of this name, or else the newest. Raises NotFound.
 
-        With a call it is the newest conversation that the call is part of.
+        With a name it is the newest conversation that the call is part of which brought the message.
         """
         session = await find_session(self._log, prefix)
         found = await self._find(session, branch)
-        if call is not None and not branch and not any(each.n == call for each in found.items):
-            branch = await self._find_branch(session, call)
+        if message and not branch and not any(each.name == message for each in found.items):
+            branch = await self._find_branch(session, message)
             found = await self._find(session, branch)
         count = len(found.items)
         if start is None:
-            place = next((i for i, each in enumerate(found.items) if each.n == call), None)
+            place = next((i for i, each in enumerate(found.items) if each.name == message), None)
             start = count - limit if place is None else place - limit // 4
         start = max(0, min(start, count - 1))
         items = [_cut(each) for each in found.items[start : start + limit]]
@@ -225,8 +225,9 @@ class Dialogues:
                 return each
         raise NotFound(f"the conversation has no message {id[:80]!r}")
 
-    async def _find_branch(self, session: str, n: int) -> str:
-        """Return the tip of the newest branch that has a call. Raises NotFound."""
+    async def _find_branch(self, session: str, message: str) -> str:
+        """Return the tip of the newest branch that has the call of a message, given by its name. Raises NotFound."""
+        n = int(message.partition("-")[0])
         branches: Sequence[BranchRow] = await self._log.list_branches(session)
         for branch in reversed(branches):
             if any(each.n == n for each in branch.exchanges):

@@ -25,10 +25,13 @@ class PartsQuery(ListingQuery, frozen=True):
     branch: Branch = ""
 
 
-class PieceQuery(msgspec.Struct, frozen=True):
-    """Which messages of which conversation: from a place on, or around those of a call, or else the newest."""
+_NAME = "the `name` of a message: the number of the call that brought it, and of several its place, such as 12-2"
 
-    call: Annotated[Number, Meta(description="the number of a call")] | None = None
+
+class PieceQuery(msgspec.Struct, frozen=True):
+    """Which messages of which conversation: from a place on, or around one, or else the newest."""
+
+    message: Annotated[str, Meta(pattern=r"^(\d{1,9}(-\d{1,9})?)?$", description=_NAME)] = ""
     start: Annotated[Number, Meta(description="the place of the first message, counted from 0")] | None = None
     branch: Branch = ""
     limit: Limit = 100
@@ -71,7 +74,7 @@ class MessagesApi:
 
     async def _show_piece(self, path: SessionPath, query: PieceQuery) -> DialogueDocument:
         """Show the turns of a conversation, and some of its messages; long texts of these are cut."""
-        found = await self._dialogues.load_piece(path.id, query.branch, query.call, query.start, query.limit)
+        found = await self._dialogues.load_piece(path.id, query.branch, query.message, query.start, query.limit)
         return found if query.turns else msgspec.structs.replace(found, turns=[])
 
     async def _show_added(self, path: NumberedPath) -> AddedDocument:

@@ -63,8 +63,9 @@ export function timeline(box, readout, open) {
     const parts = [s("defs", {}, s("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("line", { class: "hatch-line", x1: 0, y1: 0, x2: 0, y2: 5 })))];
     const starts = [];
     for (let i = 0, before = -1; i < count; i++) if (isMain(i)) { if (before < 0 || calls.epoch[i] !== calls.epoch[before]) starts.push(i); before = i; }
+    const isDense = width / starts.length < 8; // then only the epochs that are named have a line, and none a ground
     starts.forEach((i, k) => {
-      if (k % 2) parts.push(s("rect", { class: "ep-band", x: X(i), y: TOP, width: (k + 1 < starts.length ? X(starts[k + 1]) : LEFT + width) - X(i), height: H - TOP - AXIS }));
+      if (k % 2 && !isDense) parts.push(s("rect", { class: "ep-band", x: X(i), y: TOP, width: (k + 1 < starts.length ? X(starts[k + 1]) : LEFT + width) - X(i), height: H - TOP - AXIS }));
     });
     for (let v = 0, by = step(highest); v <= highest; v += by) parts.push(s("line", { class: "grid-line", x1: LEFT, x2: LEFT + width, y1: Y(v), y2: Y(v) }), s("text", { x: LEFT - 6, y: Y(v) + 4, "text-anchor": "end" }, v ? short(v) : "0"));
     if (shown.length) {
@@ -72,29 +73,29 @@ export function timeline(box, readout, open) {
       parts.push(s("polygon", { class: "held", points: [...client, ...sent.toReversed()].join(" ") }));
       parts.push(s("polygon", { class: "sent", points: [`${a},${Y(0)}`, ...sent, `${z},${Y(0)}`].join(" ") }), s("polyline", { class: "client", points: client.join(" ") }));
     }
+    let above = -100; // where the last label is
     for (const [name, look, value] of [["high mark", "limit hard", limits.high], ["soft mark", "limit", limits.soft]]) {
-      if (value && value < highest) parts.push(s("line", { class: look, x1: LEFT, x2: LEFT + width, y1: Y(value), y2: Y(value) }), s("text", { class: "lbl", x: LEFT + 5, y: Y(value) - 5 }, small ? name : `${name} ${short(value)}`));
+      if (!value || value >= highest) continue;
+      parts.push(s("line", { class: look, x1: LEFT, x2: LEFT + width, y1: Y(value), y2: Y(value) }));
+      if (Y(value) - above > 14) { parts.push(s("text", { class: "lbl", x: LEFT + 5, y: Y(value) - 5 }, small ? name : `${name} ${short(value)}`)); above = Y(value); }
     }
     let free = 0; // where the next label has room
-    const isDense = width / starts.length < 8; // then only the epochs that are named have a line
     starts.forEach((i) => {
-      const epoch = calls.epoch[i], x = X(i), label = epoch ? `E${epoch}` : starts[0] === i && !small ? "verbatim" : "", hasRoom = label && x > free;
+      const epoch = calls.epoch[i], x = X(i), label = epoch ? `E${epoch}` : starts[0] === i && !small ? "verbatim" : "", hasRoom = label && x > free && x + 7 * label.length < LEFT + width + RIGHT;
       if (epoch && (hasRoom || !isDense)) parts.push(s("line", { class: "ep-line", x1: x, x2: x, y1: TOP - 4, y2: H - AXIS }));
       if (hasRoom) { parts.push(s("text", { class: "ep-label", x: x + (epoch ? 4 : 0), y: 11 }, label)); free = x + 7 * label.length + 8; }
     });
     const y = TOP + height + 8 + 10, byNumber = new Map(Array.from(calls.n, (n, i) => [n, i]));
-    const groups = new Map(); // of what lies closer than a sign is wide, the most serious has its sign, with the number of all
+    const groups = []; // what lies closer than a sign is wide has one sign, the most serious, with the number of those
     for (const mark of marks) {
       const i = byNumber.get(mark.n);
       if (i === undefined || !SHAPES[mark.kind]) continue;
-      const place = Math.round((X(i) - LEFT) / SIGN_WIDE), group = groups.get(place) ?? groups.set(place, []).get(place);
-      group.push(mark);
+      if (!groups.length || X(i) - groups.at(-1).x >= SIGN_WIDE) groups.push({ x: X(i), marks: [] });
+      groups.at(-1).marks.push(mark);
     }
-    for (const group of groups.values()) {
-      const told = GRAVE.map((kind) => group.find((mark) => mark.kind === kind)).find(Boolean), alike = group.filter((mark) => mark.kind === told.kind).length;
-      const shape = s("g", {}, s("title", {}, group.slice(0, 12).map((mark) => `Call ${mark.n}: ${mark.title}`).join("\n")), SHAPES[told.kind](X(byNumber.get(told.n)), y));
-      if (alike > 1) shape.append(s("text", { class: "sign-n", x: X(byNumber.get(told.n)), y: y + 13, "text-anchor": "middle" }, alike));
-      parts.push(shape);
+    for (const group of groups) {
+      const kind = GRAVE.find((each) => group.marks.some((mark) => mark.kind === each)), alike = group.marks.filter((mark) => mark.kind === kind).length;
+      parts.push(s("g", {}, s("title", {}, group.marks.slice(0, 12).map((mark) => `Call ${mark.n}: ${mark.title}`).join("\n")), SHAPES[kind](group.x, y), alike > 1 && s("text", { class: "sign-n", x: group.x, y: y + 13, "text-anchor": "middle" }, alike)));
     }
     const floor = TOP + height + 8 + SIGNS, bar = Math.min(WIDEST_BAR, Math.max(1, width / Math.max(1, shown.length) - 0.8));
     for (const i of shown) {

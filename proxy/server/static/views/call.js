@@ -51,7 +51,7 @@ function drawHead() {
   put($(".crumbs"), h("li", {}, h("a", { href: "/-/" }, "Sessions")), h("li", {}, h("a", { href: `/-/sessions/${call.session}` }, session?.title || call.session.slice(0, 10))), h("li", {}, `Call ${call.n}`));
   put($("h1"), `Call ${call.n}${plan()?.rung === "plan" ? " opened an epoch" : ""}`);
   put($("#lede"), explain());
-  put($("#acts"), row && !row.is_auxiliary && !row.is_side && h("a", { class: "btn", href: `/-/sessions/${call.session}/conversation?call=${call.n}#c${call.n}` }, "In the conversation"),
+  put($("#acts"), row && !row.is_auxiliary && !row.is_side && h("a", { class: "btn", href: `/-/sessions/${call.session}/conversation?message=${call.n}#c${call.n}` }, "In the conversation"),
     call.n > 1 && h("a", { class: "btn", href: url(call.n - 1), "aria-label": `Previous call, ${call.n - 1}` }, icon("prev"), call.n - 1), !isLast && h("a", { class: "btn", href: url(call.n + 1), "aria-label": `Next call, ${call.n + 1}` }, call.n + 1, icon("next")));
 }
 
@@ -73,7 +73,7 @@ const spoken = (messages, options) => messages.map((message) => h("li", {}, h("d
 
 function drawSpoken() {
   const said = (list) => list.filter((message) => shown(message.parts).length), fresh = said(added.added), answer = said(added.answer), end = last();
-  put($("#new-note"), added.before ? h("a", { href: `/-/sessions/${call.session}/conversation?call=${call.n}#c${call.n}` }, `${count(added.before, "message")} before`) : "");
+  put($("#new-note"), added.before ? h("a", { href: `/-/sessions/${call.session}/conversation?message=${call.n}#c${call.n}` }, `${count(added.before, "message")} before`) : "");
   const isLong = fresh.length > 6;
   put($("#added"), added.missing ? h("li", { class: "dim" }, added.missing) : !fresh.length ? h("li", { class: "dim" }, "Nothing: the client sent no message that can be shown.")
     : [...spoken(fresh.slice(0, -1), { plain: false, open: !isLong }), ...spoken(fresh.slice(-1), { open: true })]);

@@ -10,7 +10,7 @@ const PIECE = 100, MOST = 500, OVERLAP = 20;
 let id, session = null, asked, branch = "", total = 0, turns = [], items = [], start = 0, busy = false, opened = false;
 
 const stop = () => start + items.length;
-const link = (name) => `/-/sessions/${id}/conversation?call=${Number.parseInt(name, 10)}#c${name}`;
+const link = (name) => `/-/sessions/${id}/conversation?message=${name}#c${name}`;
 const callUrl = (n) => `/-/sessions/${id}/calls/${n}`;
 const turnOf = (number) => turns.find((turn) => turn.number === number);
 
@@ -166,7 +166,7 @@ export async function show() {
   drawHead();
   drawTurns();
   draw();
-  const name = location.hash.slice(2) || (parameters.has("call") ? parameters.get("call") : "");
+  const name = location.hash.slice(2) || (parameters.get("message") ?? "");
   if (name) target(name); else scrollTo(0, document.documentElement.scrollHeight);
   markTurn();
   addEventListener("hashchange", () => target(location.hash.slice(2)));

@@ -8,10 +8,10 @@ import { ask, bones, emptyState, errorState, icon, say, sign, strip } from "../l
 import { MARKS, timeline } from "../lib/timeline.js";
 import { drawWindow } from "../lib/window.js";
 
-const TAIL = 13, MOST_CALLS = 10_000, MOST_EVENTS = 40;
+const TAIL = 13, MOST_CALLS = 10_000, MOST_EVENTS = 10, MORE_EVENTS = 100;
 const SIGNS = { epoch: "epoch", error: "error", miss: "cache", loop: "loop", compaction: "epoch", notice: "warn" };
 
-let session, id, calls = null, marks = [], filled = null, chart, paused = matchMedia("(prefers-reduced-motion: reduce)").matches, epochs = [], stream = "connecting";
+let session, id, calls = null, marks = [], filled = null, chart, paused = matchMedia("(prefers-reduced-motion: reduce)").matches, epochs = [], stream = "connecting", told = MOST_EVENTS;
 
 const callUrl = (n) => `/-/sessions/${id}/calls/${n}`;
 /* The client's own conversation: neither its side calls, nor those that we made for a summary. */
@@ -83,7 +83,7 @@ function drawTail(fresh = -1) {
       h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.input[i]))),
       h("td", { class: "num dim t-dur" }, short(calls.output[i])), h("td", { class: "num t-cost" }, money(calls.money[i], 3))));
   }
-  put($("#tail"), h("table", { class: "tail" }, h("thead", {}, h("tr", {}, [["Call"], ["Time", "t-time"], ["Sent as"], ["Client", "num"], ["Upstream", "num"], ["Cache", "num"], ["Output", "num t-dur"], ["Cost", "num t-cost"]].map(([name, look]) => h("th", { scope: "col", class: look }, name)))), h("tbody", {}, rows)));
+  put($("#tail"), h("table", { class: "tail" }, h("thead", {}, h("tr", {}, [["Call"], ["Time", "t-time"], ["Sent as", "t-what"], ["Client", "num"], ["Upstream", "num"], ["Cache", "num"], ["Output", "num t-dur"], ["Cost", "num t-cost"]].map(([name, look]) => h("th", { scope: "col", class: look }, name)))), h("tbody", {}, rows)));
 }
 
 function drawPause() {
@@ -95,10 +95,11 @@ function drawPause() {
 
 function drawMarks() {
   if (session.erased_ms) { put($("#events"), h("li", { class: "state" }, "What was said is gone for good. Sizes, times and counts are left.")); return; }
-  const newest = marks.toReversed().slice(0, MOST_EVENTS);
+  const newest = marks.toReversed().slice(0, told);
   if (!newest.length) { put($("#events"), h("li", { class: "state" }, "Nothing but calls so far: each went out as the client wrote it.")); return; }
   put($("#events"), newest.map((mark) => h("li", {}, h("a", { class: "at nowrap", href: callUrl(mark.n), "data-walk": true }, `call ${mark.n}`), sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.kind),
-    h("span", { class: "title" }, mark.title), h("span", { class: "num dim" }, mark.money ? money(mark.money, 3) : mark.kind === "epoch" && mark.money === 0 ? "free" : ""), h("span", { class: "text" }, mark.text))));
+    h("span", { class: "title" }, mark.title), h("span", { class: "num dim" }, mark.money ? money(mark.money, 3) : mark.kind === "epoch" && mark.money === 0 ? "free" : ""), h("span", { class: "text" }, mark.text))),
+    marks.length > told && h("li", { class: "state" }, h("button", { class: "btn small", type: "button", onclick: () => { told += MORE_EVENTS; drawMarks(); } }, `${count(marks.length - told, "more event")}`)));
 }
 
 function drawBranches(branches) {

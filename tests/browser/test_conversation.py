@@ -254,7 +254,7 @@ def test_many_marks_in_one_place_are_one_sign_with_their_number(browser: Browser
     places = sorted(each.evaluate("x => x.getBoundingClientRect().left") for each in signs.all())
     assert 10 < len(places) < 99
     assert min(b - a for a, b in itertools.pairwise(places)) >= 8
-    assert sum(int(each) for each in watched.page.locator("#chart .sign-n").all_inner_texts()) > 50
+    assert sum(int(each) for each in watched.page.locator("#chart .sign-n").all_text_contents()) > 50
 
 
 def test_nothing_false_is_said_while_a_page_loads(browser: Browser, told: Running) -> None:

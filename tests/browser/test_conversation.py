@@ -32,7 +32,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         agent = tell_story(proxy)
         agent.messages.append({"role": "user", "content": "Thank you. Is the server up?"})
         agent.send(None)
-        Agent(proxy, "short").ask("What does HTTP 529 mean?", "Overloaded.")
+        short = Agent(proxy, "short")
+        short.ask("What does HTTP 529 mean?", "Overloaded.")
+        short.ask("And 503?", "Unavailable.")
         history = [
             {"role": ("user", "assistant")[i % 2], "content": f"message {i} of a long talk"} for i in range(LONG)
         ]
@@ -212,8 +214,10 @@ def test_a_short_session_stays_in_its_cards(browser: Browser, told: Running, wid
     watched, page = show(browser, told, "short", width=width)
     said = page.locator("#events li")
     expect(said).to_have_text("Nothing but calls so far: each went out as the client wrote it.")
-    wide = page.locator("#events").evaluate("x => x.clientWidth")
-    assert said.evaluate("x => x.getBoundingClientRect().width") == pytest.approx(wide, abs=2)
+    words = said.evaluate(
+        "x => { const r = new Range(); r.selectNodeContents(x); return r.getBoundingClientRect().width; }"
+    )
+    assert words > 240
     edges = "x => [x.getBoundingClientRect().left, x.getBoundingClientRect().right]"
     left, right = page.locator("#chart svg").evaluate(edges)
     bars = [each.evaluate(edges) for each in page.locator("#chart rect:is(.cache-ok, .cache-no)").all()]

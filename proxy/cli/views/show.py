@@ -39,7 +39,7 @@ from proxy.engine.reports.lookup import Part, find_exchange, load_part, read_pag
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.session_reports import load_loops
 from proxy.engine.reports.session_summary import SessionSummary, summarize_sessions
-from proxy.engine.reports.sessions import Overview, describe_overview, load_overview, write_json
+from proxy.engine.reports.sessions import BranchWords, Overview, describe_overview, load_overview, write_json
 from proxy.engine.reports.timeline import Loop
 from proxy.model.epoch import Epoch, Plan, Strategy, read_view
 from proxy.model.exchange import Usage
@@ -125,7 +125,8 @@ async def _render_session(
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
     summaries = await summarize_sessions(log, (overview.session, *overview.children), inputs)
     if screen is None:
-        return write_json(asdict(describe_overview(overview, summaries)) | {"exchanges": list_calls(exchanges)})
+        words = await BranchWords(log).load(overview.session.id, overview.forks)
+        return write_json(asdict(describe_overview(overview, summaries, words)) | {"exchanges": list_calls(exchanges)})
     found = await load_cache(log, overview.session.id, inputs)
     epochs = await log.list_epochs(overview.session.id)
     loops = await load_loops(log, overview.session.id, settings.doom_loop.threshold)

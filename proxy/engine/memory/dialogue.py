@@ -179,7 +179,7 @@ def _list_results(message: Message, asked: Mapping[str, ToolCall], at_ms: int) -
             yield ToolPart("", fit_text(id), None, output, status)
 
 
-class _Known(NamedTuple):
+class _Dialogue(NamedTuple):
     """A conversation that was read: of a session with so many calls."""
 
     recorded: int
@@ -193,7 +193,7 @@ class Dialogues:
 
     def __init__(self, log: MemoryReader) -> None:
         self._log = log
-        self._known: LruCache[tuple[str, str], _Known] = LruCache(_MOST_KNOWN)
+        self._known: LruCache[tuple[str, str], _Dialogue] = LruCache(_MOST_KNOWN)
 
     async def load_piece(
         self, prefix: str, branch: str, message: str, start: int | None, limit: int
@@ -234,12 +234,12 @@ class Dialogues:
                 return branch.tip.hex()
         raise NotFound(f"call {n} is no part of a conversation")
 
-    async def _find(self, session: str, branch: str) -> _Known:
+    async def _find(self, session: str, branch: str) -> _Dialogue:
         row, known = await self._log.find_session(session), self._known.get((session, branch))
         if known is None or known.recorded != row.recorded or row.erased_ms or not _is_over(known.path):
             path = await load_path(self._log, session, branch)
             items = await self._read(path)
-            known = _Known(row.recorded, path, list(_list_turns(path, items)), items)
+            known = _Dialogue(row.recorded, path, list(_list_turns(path, items)), items)
             self._known.put((session, branch), known)
         return known
 

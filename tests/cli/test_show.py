@@ -319,7 +319,7 @@ def test_a_session_as_json_has_its_tree_and_no_bodies(capsys: pytest.CaptureFixt
         "after": 1,
         "own": [4, 5],
         "exchanges": [1, 4, 5],
-        "words": "",
+        "words": "5",
     }
     assert [branch["after"] for branch in shown["branches"]] == [0, 1, 0]
     row = shown["exchanges"][5]

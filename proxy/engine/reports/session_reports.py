@@ -97,7 +97,9 @@ class LoopReader:
             return None
         raws += form.list_echoes(row.rounds[-1].answer)
         found = find_repeated_call(map(form.parse_message, reversed(raws)), self._threshold)
-        return found and Loop(row.n, row.n, found.tool, found.count, has_same_output=found.has_same_output)
+        if found is None:
+            return None
+        return Loop(row.n, row.n, found.tool, found.count, has_same_output=found.has_same_output)
 
 
 async def load_loops(log: LogReader, session: str, threshold: int) -> list[Loop]:

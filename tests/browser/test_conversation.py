@@ -101,6 +101,16 @@ def test_a_refusal_is_the_answer_and_the_last_call_leads_nowhere(browser: Browse
     watched.check()
 
 
+@pytest.mark.parametrize("n", [28, 40])
+def test_the_bars_of_a_call_stay_in_their_card(browser: Browser, told: Running, n: int) -> None:
+    watched, page = show(browser, told, "shop", f"/calls/{n}")
+    right = page.locator("#stack").evaluate("x => x.getBoundingClientRect().right")
+    bars = [each.evaluate("x => x.getBoundingClientRect().right") for each in page.locator("#stack rect").all()]
+    assert len(bars) > 2
+    assert max(bars) <= right + 1
+    watched.check()
+
+
 # --- the conversation ------------------------------------------------------------------------------------------------
 
 

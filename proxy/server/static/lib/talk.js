@@ -43,10 +43,11 @@ function fold(look, head, fill, open) {
 }
 
 const STATES = { completed: ["good", "completed"], error: ["error", "failed"], pending: ["", ""], running: ["", ""] };
-function toolLine(part, { open, plain, note }) {
+const CUT = 4000; // where the API cuts texts of a piece of a conversation
+function toolLine(part, { open, plain, note, cut }) {
   const { state, started_at: began, completed_at: ended, compacted_at: held, error_message: fault } = part.status;
   const [shape, label] = plain ? ["", ""] : STATES[state] ?? ["", ""];
-  const size = part.output == null ? (plain ? "" : "no output yet") : part.output === "" ? "no output" : `${int(part.output.length)} characters`;
+  const size = part.output == null ? (plain ? "" : "no output yet") : part.output === "" ? "no output" : `${cut && part.output.length === CUT ? "more than " : ""}${int(part.output.length)} characters`;
   return fold(`tcall${held ? " back" : ""}`, [
     h("span", { class: "tsign" }, shape ? sign(shape, label) : h("span", { class: "dot idle", role: "img", "aria-label": plain ? "call" : "no output yet" })),
     h("span", { class: "tname" }, part.tool_name || "result of an unknown call"), h("span", { class: "targs" }, lines(brief(part.input))),

@@ -45,7 +45,7 @@ function listNotes(at) {
 
 function drawMessage(message, at) {
   const parts = shown(message.parts), isQuiet = message.role !== "user" && parts.every((part) => part.type !== "text");
-  const body = h("div", { class: "body" }, drawParts(message.parts, { session: id, open: opened, notes: listNotes(at) }));
+  const body = h("div", { class: "body" }, drawParts(message.parts, { session: id, open: opened, notes: listNotes(at), cut: message.is_cut }));
   const mark = h("a", { class: "anchor", href: link(message.name), "aria-label": `Link to this message, ${roleName(message.role)}, call ${message.n ?? "unknown"}`, onclick: (event) => { event.preventDefault(); history.replaceState(null, "", link(message.name)); target(message.name); } }, "#");
   const whole = message.is_cut && h("button", { class: "btn small", type: "button", onclick: async () => {
     try {

@@ -245,7 +245,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
     )
     inputs = SavingsInputs(prices, settings.budget_policy())
-    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing), TurnsApi(engine.turns))
+    erasing, turns = EraseApi(engine.erasing), TurnsApi(engine.turns)
+    sessions = SessionsApi(engine.archive, inputs, erasing, turns, settings.doom_loop.threshold)
     engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())

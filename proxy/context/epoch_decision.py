@@ -327,7 +327,7 @@ def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: P
     price, owed = price_opening(account, facts), account.owed * _find_saved_share(account, facts)
     if owed >= price:
         return Decision("soft", pressure)
-    return Decision(None, pressure, f"excess reads of {owed:.0f} have not reached the price of {price:.0f}")
+    return Decision(None, pressure, f"not rewritten yet: {owed:,.0f} of {price:,.0f} tokens' worth")
 
 
 def _find_saved_share(account: CacheCostAccount, facts: RequestFacts) -> float:

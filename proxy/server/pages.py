@@ -64,6 +64,7 @@ class PageRoute(NamedTuple):
 PAGES = (
     PageRoute("/", "sessions", "Sessions", "/api/sessions"),
     PageRoute("/sessions/{id}", "session", "Session", "/api/sessions/{id}"),
+    PageRoute("/sessions/{id}/conversation", "conversation", "Conversation", "/api/sessions/{id}/conversation"),
     PageRoute("/sessions/{id}/calls/{n}", "call", "Call", "/api/sessions/{id}/exchanges/{n}"),
     PageRoute("/sessions/{id}/epochs/next", "epoch", "The next epoch", "/api/sessions/{id}/epochs/next"),
     PageRoute("/sessions/{id}/epochs/{n}", "epoch", "Epoch", "/api/sessions/{id}/epochs/{n}"),
@@ -72,7 +73,7 @@ PAGES = (
     PageRoute("/health", "health", "Health", "/api/health"),
 )
 _NAVIGATION = (
-    ("/-/", "Sessions", ("sessions", "session", "call", "epoch", "summaries")),
+    ("/-/", "Sessions", ("sessions", "session", "conversation", "call", "epoch", "summaries")),
     ("/-/search", "Search", ("search",)),
     ("/-/health", "Health", ("health",)),
 )

@@ -48,6 +48,7 @@ def list_views(proxy: Running) -> dict[str, str]:
     return {
         "sessions": "/-/",
         "session": f"/-/sessions/{session}",
+        "conversation": f"/-/sessions/{session}/conversation",
         "call": f"/-/sessions/{session}/calls/{read(proxy, f'/sessions/{session}/epochs')['items'][-1]['call']}",
         "epoch": f"/-/sessions/{session}/epochs/3",
         "summaries": f"/-/sessions/{session}/summaries",

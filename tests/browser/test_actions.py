@@ -43,6 +43,11 @@ def test_a_message_is_brought_back_and_let_go(browser: Browser, site: Running) -
     call = read(site, f"/sessions/{session}/epochs")["items"][-1]["call"]
     watched.open(f"/-/sessions/{session}/calls/{call}")
     page.get_by_role("button", name="Bring back").first.click()
+    dialog = page.locator("dialog")
+    expect(dialog).to_contain_text(re.compile(r"[\d,]+ tokens\. They cost about (< )?\$"), timeout=SOON)
+    assert read(site, f"/sessions/{session}/pins")["items"] == [], "the price is said before anything is done"
+    check_axe(page)
+    dialog.get_by_role("button", name="Bring back").click()
     expect(page.locator(".toast")).to_contain_text("Pinned", timeout=SOON)
     (pinned,) = read(site, f"/sessions/{session}/pins")["items"]
     watched.open(f"/-/sessions/{session}")

@@ -112,7 +112,7 @@ def look(watched: Watched, path: str) -> None:
     """Open a page and what it hides."""
     watched.open(path)
     page = watched.page
-    for button in page.locator("#unchanged, .fold button, [data-orig]").all():
+    for button in page.locator("#unchanged, .fold button, [data-orig], #talk summary").all():
         button.click()
     if (raw := page.get_by_role("button", name="Raw", exact=True)).count():
         raw.click()
@@ -134,7 +134,7 @@ def test_nothing_that_was_recorded_runs(browser: Browser, tmp_path_factory: pyte
         watched.page.on("dialog", lambda dialog: note_dialog(dialog, dialogs))
         paths = ["/-/", "/-/health", "/-/search?q=script"]
         for session in sessions:
-            paths += [f"/-/sessions/{session['id']}", f"/-/sessions/{session['id']}/calls/1"]
+            paths += [f"/-/sessions/{session['id']}{rest}" for rest in ("", "/calls/1", "/conversation")]
         for path in paths:
             look(watched, path)
             assert watched.page.evaluate("window.ran === undefined"), path

@@ -10,7 +10,7 @@ from tests.browser.asking import list_views
 from tests.browser.chromium import watch
 from tests.journeys.running import TOKEN, Running
 
-VIEWS = ("sessions", "session", "call", "epoch", "summaries", "search", "health")
+VIEWS = ("sessions", "session", "conversation", "call", "epoch", "summaries", "search", "health")
 _PACKAGE = importlib.util.find_spec("axe_playwright_python")
 AXE = Path(_PACKAGE.origin if _PACKAGE and _PACKAGE.origin else "").with_name("axe.min.js")
 SHIFTS = """window.shifts = []; new PerformanceObserver((list) => { for (const entry of list.getEntries())

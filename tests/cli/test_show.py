@@ -15,6 +15,7 @@ from proxy.context.pricing import Cost
 from proxy.engine.reports.cache import CacheReport, MissTotal
 from proxy.engine.reports.session_summary import AuxiliaryTotal
 from proxy.engine.reports.sessions import Overview, load_overview
+from proxy.engine.reports.timeline import Loop
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
 from tests.cli.commands import call
@@ -152,6 +153,15 @@ def test_what_else_happened_is_told_of_a_call() -> None:
     assert (
         "⚡ the client changed its system prompt; ↻ its end rewritten; only a digest and the last turn; 2 rounds" in row
     )
+
+
+def test_a_loop_is_marked_at_its_call() -> None:
+    loops = [Loop(2, 5, "bash", 6, has_same_output=True)]
+    told = format_session(Overview(SESSION, (), ()), [exchange(1), exchange(2)], screen=Screen(120), loops=loops)
+    first, second = told.split("\n\n")[2].splitlines()[1:]
+    assert "\N{INFINITY}" not in first
+    assert "\N{INFINITY} loop: bash, 6 times in a row" in second
+    assert "\N{INFINITY} loop" in told.splitlines()[-1]
 
 
 def test_a_call_in_which_the_model_recalled_has_the_tokens_of_its_client() -> None:
@@ -309,6 +319,7 @@ def test_a_session_as_json_has_its_tree_and_no_bodies(capsys: pytest.CaptureFixt
         "after": 1,
         "own": [4, 5],
         "exchanges": [1, 4, 5],
+        "words": "5",
     }
     assert [branch["after"] for branch in shown["branches"]] == [0, 1, 0]
     row = shown["exchanges"][5]

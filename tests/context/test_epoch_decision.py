@@ -266,7 +266,7 @@ def test_at_the_high_mark_one_opens_whatever_it_costs() -> None:
 def test_between_the_marks_one_opens_once_it_pays() -> None:
     assert price_opening(POOR, see(20_000)) == pytest.approx(PRICE)
     short = decide(replace(POOR, owed=PRICE - 1), see(20_000))
-    assert short == Decision(None, "soft", "excess reads of 8380 have not reached the price of 8381")
+    assert short == Decision(None, "soft", "not rewritten yet: 8,380 of 8,381 tokens' worth")
     assert decide(replace(POOR, owed=PRICE + 1), see(20_000)).why == "soft"
 
 

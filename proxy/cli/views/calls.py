@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from proxy.cli.terminal import Screen, make_plain, paint
+from proxy.engine.memory.dialogue import load_call
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.conversation import find_format, list_raws, read_request, split_whole
+from proxy.engine.reports.conversation import find_format
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import Message
-from proxy.wire.identity import count_preamble
 
 _MOST_LINES, _MOST_CHARACTERS = 40, 4000
 _INDENT = "    "
@@ -34,22 +34,11 @@ async def load_call_text(log: LogReader, row: ExchangeRow) -> CallText:
         form = find_format(row)
     except NotFound:
         return CallText(missing="it is in no known wire format; --raw request writes its bytes")
-    raw_answer = row.rounds[-1].answer if row.rounds else b""
-    answer = [form.parse_message(raw) for raw in form.list_echoes(raw_answer)] if raw_answer else []
-    try:
-        body = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
-    except NotFound as error:
-        return CallText(answer=answer, missing=str(error))
-    raws = list_raws(body)
-    if not raws and (whole := body.member(form.items_key))[:1] == b'"':
-        raws = [b'{"role":"user","content":%b}' % whole]
-    leading = count_preamble(form.read_items(body.content, body.items))
-    messages = [form.parse_message(raw) for raw in raws]
-    if instructions := body.member(form.instructions_key):
-        messages.insert(0, form.parse_message(b'{"role":"system","content":%b}' % instructions))
-        leading += 1
-    known = min(row.base, len(messages) - leading)
-    return CallText(messages[:leading], messages[leading:], known, answer)
+    call = await load_call(log, row, form)
+    preamble, messages, answer = (
+        [form.parse_message(raw) for raw in raws] for raws in (call.preamble, call.messages, call.answer)
+    )
+    return CallText(preamble, messages, min(row.base, len(messages)), answer, call.missing)
 
 
 def format_call_text(call: CallText, screen: Screen, *, is_whole: bool) -> Iterator[str]:

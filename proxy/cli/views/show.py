@@ -37,20 +37,24 @@ from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, loa
 from proxy.engine.reports.calls import describe_whole, list_calls
 from proxy.engine.reports.lookup import Part, find_exchange, load_part, read_pages
 from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.session_reports import load_loops
 from proxy.engine.reports.session_summary import SessionSummary, summarize_sessions
-from proxy.engine.reports.sessions import Overview, describe_overview, load_overview, write_json
+from proxy.engine.reports.sessions import BranchWords, Overview, describe_overview, load_overview, write_json
+from proxy.engine.reports.timeline import Loop
 from proxy.model.epoch import Epoch, Plan, Strategy, read_view
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow
 
-EPOCH, MISS, ERROR, RETRY = "▲", "⚡", "✕", "↻"
+EPOCH, MISS, ERROR, LOOP, RETRY = "▲", "⚡", "✕", "∞", "↻"
 
 _WHEN: Mapping[Strategy, str] = {"turns": "with each prompt", "snapshot": "once a prompt fills its budget"}
 _DEFAULT_BUDGET = BudgetPolicy()
 _NO_USAGE = Usage()
 _FAILED = 400
 _LONGEST_NAME = 46
-_LEGEND = f"{EPOCH} epoch   {MISS} cache break   {ERROR} error   {RETRY} sent again   {SIDE_MARK} side call"
+_LEGEND = (
+    f"{EPOCH} epoch   {MISS} cache break   {ERROR} error   {LOOP} loop   {RETRY} sent again   {SIDE_MARK} side call"
+)
 _SPECIAL = {
     "retry": f"{RETRY} the same again",
     "volatile": f"{RETRY} its end rewritten",
@@ -94,7 +98,7 @@ def show(
     async def query(log: LogReader, settings: Settings, session: str) -> bytes | str:
         inputs = await services.load_savings_inputs(settings)
         if n is None:
-            return await _render_session(log, session, inputs, settings.budget_policy(), None if as_json else screen)
+            return await _render_session(log, session, inputs, settings, None if as_json else screen)
         row = await find_exchange(log, session, n)
         if raw is not None:
             return await load_part(log, row, raw)
@@ -114,17 +118,20 @@ def show(
 
 
 async def _render_session(
-    log: LogReader, session: str, inputs: SavingsInputs, policy: BudgetPolicy, screen: Screen | None
+    log: LogReader, session: str, inputs: SavingsInputs, settings: Settings, screen: Screen | None
 ) -> bytes | str:
     """Return a session as text for a screen, or as JSON without one."""
     overview = await load_overview(log, session)
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
     summaries = await summarize_sessions(log, (overview.session, *overview.children), inputs)
     if screen is None:
-        return write_json(asdict(describe_overview(overview, summaries)) | {"exchanges": list_calls(exchanges)})
+        words = await BranchWords(log).load(overview.session.id, overview.forks)
+        return write_json(asdict(describe_overview(overview, summaries, words)) | {"exchanges": list_calls(exchanges)})
     found = await load_cache(log, overview.session.id, inputs)
     epochs = await log.list_epochs(overview.session.id)
-    return format_session(overview, exchanges, policy, found, summaries, epochs, screen)
+    loops = await load_loops(log, overview.session.id, settings.doom_loop.threshold)
+    policy = settings.budget_policy()
+    return format_session(overview, exchanges, policy, found, summaries, epochs, screen, loops)
 
 
 def format_session(
@@ -135,6 +142,7 @@ def format_session(
     summaries: Sequence[SessionSummary] = (),
     epochs: Sequence[Epoch] = (),
     screen: Screen = PLAIN,
+    loops: Sequence[Loop] = (),
 ) -> str:
     """Format a session: what became of its calls in a sentence, its name and relatives, then its calls as a tree."""
     row, summary = overview.session, summaries[0] if summaries else None
@@ -163,7 +171,9 @@ def format_session(
     titles = {each.id: each.title for each in summaries}
     for child in overview.children:
         lines.append(f"child     {child.id}  {shorten(titles.get(child.id) or child.family, _LONGEST_NAME)}".rstrip())
-    table = _format_calls(overview, exchanges, found, epochs, screen)
+    days = {format_local(row.opened_ms)[:10] for row in exchanges}
+    facts = _CallFacts(found, epochs, loops, slice(11, 19) if len(days) < 2 else slice(5, 16))
+    table = _format_calls(overview, exchanges, facts, screen)
     return "\n".join([*map(make_plain, lines), "", table, "", _LEGEND])
 
 
@@ -216,18 +226,10 @@ def _find_sizes(row: ExchangeRow) -> tuple[int, int] | None:
     return (max(client for client, _ in sizes), sizes[-1][1]) if sizes else None
 
 
-def _format_calls(
-    overview: Overview,
-    exchanges: Sequence[ExchangeRow],
-    found: CacheReport | None,
-    epochs: Sequence[Epoch],
-    screen: Screen,
-) -> str:
+def _format_calls(overview: Overview, exchanges: Sequence[ExchangeRow], facts: "_CallFacts", screen: Screen) -> str:
     """Format the tree of exchanges, then those that are on no branch."""
     rows = {row.n: row for row in exchanges}
     side = frozenset(n for n, row in rows.items() if row.is_side)
-    days = {format_local(row.opened_ms)[:10] for row in rows.values()}
-    facts = _CallFacts(found, epochs, slice(11, 19) if len(days) < 2 else slice(5, 16))
     lines: list[Sequence[Cell] | str] = []
     for label, n in draw_forks(overview.forks, side):
         lines.append(facts.make_row(label, rows.pop(n)) if n else label)
@@ -238,7 +240,8 @@ def _format_calls(
 class _CallFacts:
     """What the rows of a session's calls are made of."""
 
-    def __init__(self, found: CacheReport | None, epochs: Sequence[Epoch], when: slice) -> None:
+    def __init__(self, found: CacheReport | None, epochs: Sequence[Epoch], loops: Sequence[Loop], when: slice) -> None:
+        self._loops = {loop.n: loop for loop in loops}
         self._uses = {call.n: call for call in found.calls} if found is not None else {}
         self._opened = {epoch.exchange: (n, epoch) for n, epoch in enumerate(epochs, 1) if epoch.exchange}
         self._when = when
@@ -264,6 +267,8 @@ class _CallFacts:
         marks: list[Styled] = []
         if last is not None and (last.status >= _FAILED or last.error):
             marks.append(Styled(f"{ERROR} {last.error or 'refused by the upstream'}", "bad"))
+        if (loop := self._loops.get(row.n)) is not None:
+            marks.append(Styled(f"{LOOP} loop: {loop.tool}, {loop.count} times in a row", "warn"))
         if row.id in self._opened:
             n, epoch = self._opened[row.id]
             marks.append(Styled(f"{EPOCH} epoch {n} ({epoch.why})", "bold"))

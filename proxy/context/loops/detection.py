@@ -6,7 +6,7 @@ Whether the outputs are the same, too, tells a loop from a model that waits for 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -33,6 +33,33 @@ def find_repeated_call(newest_first: Iterable[Message], least: int) -> RepeatedC
     if len(run.ids) < least:
         return None
     return RepeatedCall(run.tool, len(run.ids), has_same_output=len(run.known) > 1 and len(set(run.known)) == 1)
+
+
+class Repetition(msgspec.Struct, frozen=True, gc=False):
+    """A call that an answer ends with, `count` times in a row with those of the answers before it.
+
+    The next request of the same run has at most `reach` messages more.
+    """
+
+    key: tuple[str, str]
+    count: int
+    reach: int
+
+
+def follow_run(answer: Sequence[Message], before: Repetition | None) -> Repetition | None:
+    """Return the repetition that an answer ends with, given that of the answer before it; None if it makes no call.
+
+    Only the calls are compared, so that no request has to be read: whether the user has spoken in between is judged by
+    `find_repeated_call`.
+    """
+    calls = [call for message in answer for call in message.calls]
+    if not calls:
+        return None
+    key = _name(calls[-1])
+    count = _count_same(calls, key)
+    if before is not None and before.key == key and count == len(calls):
+        count += before.count
+    return Repetition(key, count, len(answer) + len(calls))
 
 
 def write_note(newest_first: Iterable[Message], least: int) -> str:
@@ -77,14 +104,23 @@ def _find_run(newest_first: Iterable[Message]) -> _Repetition:
             newest = newest or len(ids)
         if message.role not in ("assistant", "tool") and (message.text or message.media) and not message.results:
             break
-        made = [(call.name, _normalize(call)) for call in reversed(message.calls)]
-        key = key or (made[0] if made else None)
-        same = next((i for i, each in enumerate(made) if each != key), len(made))
-        ids += [call.id for call in tuple(reversed(message.calls))[:same]]
+        key = key or (_name(message.calls[-1]) if message.calls else None)
+        same = _count_same(message.calls, key)
+        made = message.calls
+        ids += [call.id for call in tuple(reversed(made))[:same]]
         if same < len(made) or len(ids) >= MOST_COUNTED:
             break
     known = [outputs[id] for id in ids if id in outputs]
     return _Repetition(key[0] if key is not None else "", ids, newest or len(ids), known)
+
+
+def _count_same(calls: Sequence[ToolCall], key: tuple[str, str] | None) -> int:
+    """Return how many of the last calls are this one."""
+    return next((i for i, call in enumerate(reversed(calls)) if _name(call) != key), len(calls))
+
+
+def _name(call: ToolCall) -> tuple[str, str]:
+    return call.name, _normalize(call)
 
 
 def _normalize(call: ToolCall) -> str:

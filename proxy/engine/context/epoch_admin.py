@@ -13,7 +13,7 @@ from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Ids
-from proxy.engine.reports.context import Pinned, Reversion
+from proxy.engine.reports.context import Pinned, Reversion, RevertDocument
 from proxy.engine.reports.conversation import MessageList, load_history
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.runtime import EngineBus
@@ -55,10 +55,11 @@ class EpochAdmin:
         self._bus.publish(EpochOpened.of(epoch))
         return reversion
 
-    async def pin(self, row: ExchangeRow, place: int | None) -> Pinned:
+    async def pin(self, row: ExchangeRow, place: int | None, *, is_quote: bool = False) -> Pinned:
         """Pin a message of a request, given by its index after the preamble, or its newest message for None.
 
-        Raises NotFound, and Conflict if the pins of that conversation would be too large together.
+        With `is_quote` only what it costs is stated. Raises NotFound, and Conflict if the pins of that conversation
+        would be too large together.
         """
         history = await load_history(self._archive, row)
         place = _find_place(history, place)
@@ -68,8 +69,12 @@ class EpochAdmin:
         if place not in places:
             if problem := find_pin_objection(sum(counted.values()), await self._find_usable(row)):
                 raise Conflict(problem)
-            await self._note(context, row.session, history.nodes[place], is_on=True)
-        return Pinned(history.nodes[place], row, place, history.raws[place], counted[place])
+            if not is_quote:
+                await self._note(context, row.session, history.nodes[place], is_on=True)
+        tokens = counted[place]
+        tariff = self._states.find_tariff_of((await self._archive.find_session(row.session)).upstream, row.model)
+        price = RevertDocument(tariff.price_rewritten(tokens), tariff.price_repeated(tokens)) if is_quote else None
+        return Pinned(history.nodes[place], row, place, history.raws[place], tokens, price)
 
     async def unpin(self, row: ExchangeRow, place: int | None) -> None:
         """Unpin a message, given as in `pin`. Raises NotFound."""

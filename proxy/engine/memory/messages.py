@@ -80,7 +80,7 @@ class _PartReader:
 
     def __init__(self, path: MemoryPath, epochs: Sequence[Epoch], summaries: Sequence[Summary]) -> None:
         self._path = path
-        self._shortened, self._blocks = _follow_epochs(path.nodes, epochs)
+        self._shortened, self._blocks = follow_epochs(path.nodes, epochs)
         self._results = _pair_results(path)
         self._summaries: dict[int, list[Summary]] = {}
         for summary in summaries:
@@ -197,7 +197,7 @@ def _read_output(path: MemoryPath, place: int, id: str) -> str:
     return message.text
 
 
-def _follow_epochs(
+def follow_epochs(
     nodes: Sequence[bytes], epochs: Sequence[Epoch]
 ) -> tuple[Mapping[int, int], Mapping[int, FileRefPart]]:
     """Return which messages are not sent whole now, since when, and the file blocks that are sent for some of them."""

@@ -75,7 +75,7 @@ class CacheReader:
         self._session = session
         self._prices = inputs.prices
         self._trail = PromptTrail()
-        self._parents: dict[bytes, bytes] = {}
+        self.parents: dict[bytes, bytes] = {}  # the nodes of the session, as far as it was read
         self._reasons: dict[str, str] = {}
         self._sent: dict[str, tuple[ExchangeRow, int]] = {}
         self._paths: dict[bytes, list[bytes]] = {b"": []}
@@ -83,7 +83,7 @@ class CacheReader:
     async def read(self, after: int = 0, limit: int | None = None) -> AsyncIterator[CacheCall]:
         """Yield the calls after number `after`, oldest first. Those before were read before."""
         for node in await self._log.list_nodes(self._session):
-            self._parents.setdefault(node.node, node.parent)
+            self.parents.setdefault(node.node, node.parent)
         self._reasons = {epoch.id: epoch.why for epoch in await self._log.list_epochs(self._session)}
         async for page in read_pages(self._log, self._session, after, limit):
             for row in page:
@@ -136,9 +136,9 @@ class CacheReader:
         """Return the nodes from the start of a chain to its tip."""
         fresh: list[bytes] = []
         node = tip
-        while node in self._parents and node not in self._paths:
+        while node in self.parents and node not in self._paths:
             fresh.append(node)
-            node = self._parents[node]
+            node = self.parents[node]
         path = [*self._paths.get(node, ()), *reversed(fresh)]
         if len(self._paths) > _MOST_PATHS:
             self._paths = {b"": []}

@@ -113,11 +113,11 @@ class WholeEpoch(EpochDocument, frozen=True):
 
 
 class RevertDocument(msgspec.Struct, frozen=True):
-    """What a revert costs: `once`, with the next call, and with `each` later one."""
+    """What a change costs: `once`, with the next call that it applies to, and with `each` later one."""
 
     once: float
     each: float
-    unit: Literal["tokens of uncached input"]
+    unit: Literal["tokens of uncached input"] = "tokens of uncached input"
 
 
 class ReversionDocument(msgspec.Struct, frozen=True):
@@ -133,7 +133,10 @@ class ReversionDocument(msgspec.Struct, frozen=True):
 
 
 class PinDocument(msgspec.Struct, frozen=True):
-    """A pinned message with the first characters of its text; all null but the node where no branch has it."""
+    """A pinned message with the first characters of its text; all null but the node where no branch has it.
+
+    `price` is what keeping it whole costs at most, where that was asked for.
+    """
 
     node: str
     exchange: int | None
@@ -141,6 +144,7 @@ class PinDocument(msgspec.Struct, frozen=True):
     role: str | None
     text: str | None
     tokens: int | None
+    price: RevertDocument | None = None
 
 
 class CompactionDocument(CompactionResult, frozen=True, kw_only=True):
@@ -207,6 +211,7 @@ class Pinned(NamedTuple):
     place: int = 0
     raw: bytes = b""
     tokens: int = 0
+    price: RevertDocument | None = None
 
 
 class Compaction(NamedTuple):
@@ -326,7 +331,7 @@ def describe_reversion(reversion: Reversion, *, is_done: bool) -> ReversionDocum
         depth=epoch.depth,
         tokens_now=reversion.now,
         tokens_then=quote.tokens,
-        price=RevertDocument(quote.once, quote.each, "tokens of uncached input"),
+        price=RevertDocument(quote.once, quote.each),
         is_lasting=quote.is_lasting,
     )
 
@@ -337,7 +342,8 @@ def describe_pinned(pinned: Pinned) -> PinDocument:
         return PinDocument(pinned.node.hex(), None, None, None, None, None)
     message = FORMATS[pinned.exchange.wire].parse_message(pinned.raw)
     text = fit_text(message.text[:_MAX_PIN_CHARACTERS])
-    return PinDocument(pinned.node.hex(), pinned.exchange.n, pinned.place, message.role, text, pinned.tokens)
+    place, tokens = pinned.place, pinned.tokens
+    return PinDocument(pinned.node.hex(), pinned.exchange.n, place, message.role, text, tokens, pinned.price)
 
 
 def make_compaction_result(found: Compaction) -> CompactionResult:

@@ -8,12 +8,17 @@ import msgspec
 
 from proxy.context.memory.traces import fit_text
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.conversation import find_format, list_raws, read_request, split_whole
 from proxy.engine.reports.lookup import find_session
 from proxy.engine.reports.session_summary import SessionSummary
+from proxy.engine.reports.titles import make_title
+from proxy.model.errors import NotFound
 from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, Call, Selection, SessionRow
+from proxy.model.lru import LruCache
 
 _MAX_CHILDREN = 100
+_MOST_NAMED, _MOST_WORDS = 24, 1024
 _NO_CALL = Call(0, "", 0)
 # A history of a thousand turns that is edited as often has a million exchange numbers in its branches.
 _MAX_NUMBERS = 100_000
@@ -45,7 +50,8 @@ class Overview:
 class BranchDocument(msgspec.Struct, frozen=True):
     """A branch: its tip, the node where it `left` another, the calls that are its `own`, and the one it comes `after`.
 
-    `exchanges` are all of its calls; null once the branches before it list very many.
+    `exchanges` are all of its calls; null once the branches before it list very many. `words` are the last that the
+    user says on it, empty if they were not looked for, or cannot be read.
     """
 
     tip: str
@@ -56,6 +62,7 @@ class BranchDocument(msgspec.Struct, frozen=True):
     after: int
     own: tuple[int, ...]
     exchanges: list[int] | None
+    words: str = ""
 
 
 class OverviewDocument(msgspec.Struct, frozen=True):
@@ -89,6 +96,44 @@ def find_forks(branches: Sequence[BranchRow]) -> tuple[Fork, ...]:
     return tuple(forks)
 
 
+class BranchWords:
+    """Reads the last words of the user on branches. Those of the newest tips stay in memory."""
+
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
+        self._known: LruCache[bytes, str] = LruCache(_MOST_WORDS)
+
+    async def load(self, session: str, forks: Sequence[Fork]) -> dict[bytes, str]:
+        """Return the words by the tips of branches of a session, of the newest branches only where these are many."""
+        found: dict[bytes, str] = {}
+        for fork in forks[-_MOST_NAMED:]:
+            tip = fork.branch.tip
+            words = self._known.get(tip)
+            if words is None:
+                words = await self._read(session, fork)
+                self._known.put(tip, words)
+            found[tip] = words
+        return found
+
+    def forget(self) -> None:
+        """Forget all that was read."""
+        self._known = LruCache(_MOST_WORDS)
+
+    async def _read(self, session: str, fork: Fork) -> str:
+        for row in await self._log.list_calls(session, fork.own[-1] - 1, 1) if fork.own else ():
+            try:
+                form = find_format(row)
+                body = read_request(row, await self._log.load_request(row.id))
+                raws = list_raws(split_whole(body, form.items_key))
+            except NotFound:
+                return ""
+            for raw in reversed(raws):
+                message = form.parse_message(raw)
+                if message.role == "user" and not message.results and (words := make_title([message.text])):
+                    return words
+        return ""
+
+
 def _get_position(call: Call) -> tuple[int, int]:
     return call.depth, call.n
 
@@ -119,7 +164,9 @@ def _fit_texts(value: object) -> object:
     return value
 
 
-def describe_overview(overview: Overview, summaries: Sequence[SessionSummary]) -> OverviewDocument:
+def describe_overview(
+    overview: Overview, summaries: Sequence[SessionSummary], words: Mapping[bytes, str] | None = None
+) -> OverviewDocument:
     """Return a session with its branches and child sessions as a document; `summaries` are those of it and of these.
 
     Branches list all their exchanges, until these are too many in sum; later branches then list only their own.
@@ -139,6 +186,7 @@ def describe_overview(overview: Overview, summaries: Sequence[SessionSummary]) -
                 after=fork.after,
                 own=fork.own,
                 exchanges=numbers,
+                words=(words or {}).get(fork.branch.tip, ""),
             )
         )
     session, *children = summaries

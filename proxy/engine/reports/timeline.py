@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from proxy.context.memory.traces import fit_text
 from proxy.context.pricing import Cost, price_estimate, price_usage
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
@@ -122,6 +123,16 @@ class EpochSummary(msgspec.Struct, frozen=True):
     paid_back: PaidBack
     state: EpochState
     references: list[EpochReference]
+
+
+class Loop(msgspec.Struct):
+    """A call of a tool that was made `count` times in a row: a loop since call `n`, as yet up to call `last`."""
+
+    n: int
+    last: int
+    tool: str
+    count: int
+    has_same_output: bool
 
 
 _REASONS: Mapping[EpochReason, str] = {
@@ -317,13 +328,24 @@ def explain_reason(why: EpochReason) -> str:
 
 
 def list_marks(
-    rounds: Sequence[RoundFigures], epochs: Sequence[EpochSummary], missed: Iterable[CacheCall]
+    rounds: Sequence[RoundFigures],
+    epochs: Sequence[EpochSummary],
+    missed: Iterable[CacheCall],
+    loops: Iterable[Loop] = (),
 ) -> list[Mark]:
-    """Return what happened at calls, in their order: epochs, misses of the cache with their cause, failures."""
+    """Return what happened at calls, in their order: epochs, misses of the cache with their cause, loops, failures."""
     marks = [_mark_epoch(epoch) for epoch in epochs if epoch.call is not None]
     marks += [_mark_miss(call) for call in missed if call.use.cause and call.use.missed >= _TOLD_TOKENS]
     marks += [mark for call in group_calls(rounds) if (mark := _mark_failure(call.last)) is not None]
+    marks += [Mark(loop.n, "loop", "The model goes round in a loop", f"{tell_loop(loop)}.") for loop in loops]
     return sorted(marks, key=lambda mark: mark.n)
+
+
+def tell_loop(loop: Loop) -> str:
+    """Return in words which call was repeated, and how often."""
+    output = " and the same output" if loop.has_same_output else ""
+    until = f", up to call {loop.last}" if loop.last > loop.n else ""
+    return f"{fit_text(loop.tool)} was called {loop.count} times in a row with the same arguments{output}{until}"
 
 
 def _mark_epoch(epoch: EpochSummary) -> Mark:

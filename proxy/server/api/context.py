@@ -84,6 +84,12 @@ class MessageQuery(msgspec.Struct, frozen=True):
     branch: Annotated[str, Meta(description="the tip of a branch, or a prefix of it")] = ""
 
 
+class PinQuery(MessageQuery, frozen=True):
+    """A message, and whether it is to be pinned."""
+
+    dry_run: Annotated[bool, Meta(description="only state the price")] = False
+
+
 class PinnedQuery(MessageQuery, frozen=True):
     """A message, which may also be named by its node."""
 
@@ -180,9 +186,10 @@ class ContextApi:
         pins = await self._epochs.list_pins(await find_session(self._log, path.id))
         return Listing([describe_pinned(each) for each in pins], None)
 
-    async def _pin(self, path: SessionPath, query: MessageQuery) -> PinDocument:
-        """Pin a message: it stays as it is in every epoch."""
-        return describe_pinned(await self._epochs.pin(*await self._find_message(path, query)))
+    async def _pin(self, path: SessionPath, query: PinQuery) -> PinDocument:
+        """Pin a message, which then stays as it is in every epoch, or state what that costs."""
+        row, place = await self._find_message(path, query)
+        return describe_pinned(await self._epochs.pin(row, place, is_quote=query.dry_run))
 
     async def _unpin(self, path: SessionPath, query: PinnedQuery) -> Listing[PinDocument]:
         """Remove a pin, and list those that are left."""

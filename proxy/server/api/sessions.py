@@ -31,7 +31,7 @@ from proxy.engine.reports.session_summary import (
     load_saving,
     summarize_sessions,
 )
-from proxy.engine.reports.sessions import OverviewDocument, describe_overview, load_overview
+from proxy.engine.reports.sessions import BranchWords, OverviewDocument, describe_overview, load_overview
 from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
 from proxy.model.events import SessionsErased
 from proxy.server.api.erase import EraseApi
@@ -94,16 +94,20 @@ class ExportQuery(msgspec.Struct, frozen=True):
 class SessionsApi:
     """Endpoints that show sessions, exchanges and savings, including what was recorded last."""
 
-    def __init__(self, log: LogReader, inputs: SavingsInputs, erasing: EraseApi, turns: TurnsApi) -> None:
+    def __init__(
+        self, log: LogReader, inputs: SavingsInputs, erasing: EraseApi, turns: TurnsApi, loop_threshold: int = 0
+    ) -> None:
         self._log = log
         self._turns = turns
         self._erasing = erasing
         self._inputs = inputs
         self.titles = TitleCache()
-        self.reports = SessionReports(log, inputs)
+        self._words = BranchWords(log)
+        self.reports = SessionReports(log, inputs, loop_threshold)
 
     def forget(self, event: SessionsErased) -> None:
         """Forget what was read of sessions that were erased."""
+        self._words.forget()
         for session in event.sessions:
             self.titles.forget(session)
             self.reports.forget(session)
@@ -149,7 +153,8 @@ class SessionsApi:
         """Show a session with its branches and the newest sessions that it started."""
         overview = await load_overview(self._log, path.id)
         rows = (overview.session, *overview.children)
-        return describe_overview(overview, await summarize_sessions(self._log, rows, self._inputs, self.titles))
+        summaries = await summarize_sessions(self._log, rows, self._inputs, self.titles)
+        return describe_overview(overview, summaries, await self._words.load(overview.session.id, overview.forks))
 
     async def _list_exchanges(self, path: SessionPath, query: CallsQuery) -> Listing[CallDocument]:
         """List the calls of a session without bodies, the oldest first."""

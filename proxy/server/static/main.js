@@ -5,7 +5,8 @@ import { start } from "./lib/keys.js";
 import { errorState } from "./lib/parts.js";
 
 const VIEWS = {
-  sessions: () => import("./views/sessions.js"), session: () => import("./views/session.js"), call: () => import("./views/call.js"), epoch: () => import("./views/epoch.js"),
+  sessions: () => import("./views/sessions.js"), session: () => import("./views/session.js"), call: () => import("./views/call.js"),
+  conversation: () => import("./views/conversation.js"), epoch: () => import("./views/epoch.js"),
   summaries: () => import("./views/summaries.js"), search: () => import("./views/search.js"), health: () => import("./views/health.js"),
 };
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.context.loops.detection import MOST_COUNTED, RepeatedCall, find_repeated_call, write_note
+from proxy.context.loops.detection import MOST_COUNTED, RepeatedCall, find_repeated_call, follow_run, write_note
 from proxy.model.messages import Message, ToolCall
 
 
@@ -131,3 +131,29 @@ def test_a_loop_longer_than_is_counted_is_told_no_more() -> None:
     assert not tell(loop(MOST_COUNTED), 25)
     assert not tell(loop(MOST_COUNTED + 30), 25)
     assert tell(loop(50), 25)
+
+
+# --- what answers alone tell -----------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_from_answer_to_answer_and_ends_with_another_call() -> None:
+    first = follow_run([ask("1")], None)
+    assert first is not None
+    assert (first.count, first.reach) == (1, 2)
+    second = follow_run([ask("2", arguments='{"n": 1, "cmd": "ls"}')], first)
+    assert second is not None
+    assert second.count == 2
+    assert follow_run([ask("3", name="other")], second) == follow_run([ask("3", name="other")], None)
+    assert follow_run([Message("assistant", "done")], second) is None
+    assert follow_run([], second) is None
+
+
+def test_of_an_answer_with_several_calls_only_the_last_equal_ones_count() -> None:
+    calls = (ToolCall("1", "a", "{}"), ToolCall("2", "b", "{}"), ToolCall("3", "b", "{}"))
+    before = follow_run([ask("0", name="b", arguments="{}")], None)
+    found = follow_run([Message("assistant", "", calls=calls)], before)
+    assert found is not None
+    assert (found.count, found.reach) == (2, 4)
+    found = follow_run([Message("assistant", "", calls=calls[1:])], before)
+    assert found is not None
+    assert found.count == 3

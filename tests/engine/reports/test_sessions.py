@@ -15,6 +15,8 @@ from proxy.engine.reports.context import EditDocument
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.session_summary import summarize_sessions
 from proxy.engine.reports.sessions import (
+    BranchWords,
+    Fork,
     Overview,
     describe_overview,
     find_forks,
@@ -26,7 +28,9 @@ from proxy.model.errors import NotFound
 from proxy.model.log import Call
 from proxy.model.parts import TextPart
 from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
+from tests.support.compacting import Workshop
 from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch, tree_log
+from tests.support.managing import Message
 
 INPUTS = SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy())
 
@@ -115,3 +119,32 @@ async def test_of_very_many_exchanges_the_later_branches_have_only_their_own() -
     whole = [each["exchanges"] for each in described if each["exchanges"] is not None]
     assert (len(whole), {len(numbers) for numbers in whole}) == (100, {1000})
     assert {each["after"] for each in described[1:]} == {999}
+
+
+async def test_a_branch_has_the_last_words_of_the_user() -> None:
+    shop = Workshop(ceiling=100_000)
+    said: list[Message] = [{"role": "user", "content": text} for text in ("Fix it.", "One way.", "Another way.")]
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    steps: list[Message] = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+    await shop.ask(said[:1])
+    await shop.ask([*said[:2], *steps])
+    await shop.ask([said[0], said[2]])
+    overview = await load_overview(shop.log, shop.session)
+    words = BranchWords(shop.log)
+    found = await words.load(shop.session, overview.forks)
+    assert list(found.values()) == ["One way.", "Another way."]
+    (summary,) = await summarize_sessions(shop.log, [overview.session], INPUTS)
+    document = describe_overview(overview, [summary], found)
+    assert [branch.words for branch in document.branches] == ["One way.", "Another way."]
+    assert [branch.words for branch in describe_overview(overview, [summary]).branches] == ["", ""]
+    words.forget()
+    assert await words.load(shop.session, overview.forks) == found
+
+
+async def test_a_branch_that_cannot_be_read_has_no_words() -> None:
+    log = FakeLog(bodies={})
+    forks = (Fork(branch("c", 1, (1,), depths=(1,)), (1,), 0), Fork(branch("d", 1, (), depths=()), (), 0))
+    assert list((await BranchWords(log).load(SESSION.id, forks)).values()) == ["", ""]

@@ -324,6 +324,17 @@ async def test_messages_are_pinned_listed_and_let_go(managed: Managed) -> None:
     assert await managed.load("/sessions/{id}/pins?newest=true", "DELETE") == []
 
 
+async def test_the_price_of_a_pin_is_said_before(managed: Managed) -> None:
+    quoted = await managed.load("/sessions/{id}/pins?exchange=3&place=4&dry_run=true", "POST")
+    assert await managed.load("/sessions/{id}/pins") == []
+    assert quoted["price"]["unit"] == "tokens of uncached input"
+    assert quoted["price"]["once"] >= quoted["tokens"] > quoted["price"]["each"] > 0
+    pinned = await managed.load("/sessions/{id}/pins?exchange=3&place=4", "POST")
+    assert pinned == {**quoted, "price": None}
+    again = await managed.load("/sessions/{id}/pins?exchange=3&place=4&dry_run=true", "POST")
+    assert again == quoted
+
+
 async def test_pins_beyond_their_share_are_refused(managed: Managed) -> None:
     statuses = [
         (await managed.call(f"/sessions/{{id}}/pins?exchange={STEPS}&place={place}", "POST")).status

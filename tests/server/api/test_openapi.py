@@ -49,14 +49,15 @@ class Lent:
         compaction = {"level": 3}
         await self.ask("POST", f"/-/api/sessions/{self.session}/compact", compaction)
         (self.summary, *_) = (await self.ask("GET", f"/-/api/sessions/{self.session}/summaries"))["items"]
+        (self.message, *_) = (await self.ask("GET", f"/-/api/sessions/{self.session}/messages"))["items"]
         await self.ask("POST", f"/-/api/sessions/{self.session}/memory/compact", compaction)
 
     def name(self, path: str, parameter: str, number: int) -> object:
         """What is in the log, for a parameter of a path; None where any name will do."""
         if path.endswith("/refs/{id}"):
             return self.summary["id"]
-        known = {"id": self.session, "n": 1 + number % 2, "sid": self.summary["id"], "item": ITEMS[number % 2]}
-        return known.get(parameter)
+        ids = {"id": self.session, "sid": self.summary["id"], "node": self.message["id"], "item": ITEMS[number % 2]}
+        return {**ids, "n": 1 + number % 2}.get(parameter)
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
         got = await self.server.client.request(method, path, json=body)

@@ -22,8 +22,12 @@ export async function revertEpoch(session, n, done) {
 }
 
 export async function pinMessage(session, exchange, place) {
+  const path = `/sessions/${session.id}/pins`, cost = priceOf(session);
   try {
-    await post(`/sessions/${session}/pins`, undefined, { exchange, place });
-    say("Pinned: kept word for word in every epoch. The page of the session shows it.");
+    const { tokens, price } = await post(path, undefined, { exchange, place, dry_run: true });
+    ask(`Bring back message ${place + 1}?`, `It is kept word for word in every epoch from the next on: ${int(tokens)} tokens. They cost about ${cost(price.once)} with the call that opens that epoch, and about ${cost(price.each)} with each call after it, less what stands in their place now.`, "Bring back", async () => {
+      await post(path, undefined, { exchange, place });
+      return "Pinned: kept word for word in every epoch. The page of the session shows it.";
+    });
   } catch (error) { say(error.message); }
 }

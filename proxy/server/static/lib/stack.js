@@ -8,9 +8,12 @@ export function drawStack(box, flows, client, sent) {
   const top = 24, low = 104, tall = 28;
   const parts = [s("defs", {}, s("pattern", { id: "hatch2", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("line", { class: "hatch-line", x1: 0, y1: 0, x2: 0, y2: 5 })))];
   const look = (kind) => `f-${kind.startsWith("sum") ? "sum" : kind}`;
+  /* Edits are counted one by one, and the whole by the provider: where they come to more, they share it. */
+  const fit = (place, whole) => Math.min(1, whole / Math.max(1, flows.reduce((total, flow) => total + flow[place], 0)));
+  const fitIn = fit(2, client), fitOut = fit(4, sent);
   let a = 0, b = 0;
-  for (const [kindIn, label, tokensIn, kindOut, tokensOut] of flows) {
-    const w = tokensIn * scale, v = tokensOut * scale;
+  for (const [kindIn, label, countIn, kindOut, countOut] of flows) {
+    const tokensIn = countIn * fitIn, tokensOut = countOut * fitOut, w = tokensIn * scale, v = tokensOut * scale;
     parts.push(s("path", { class: `flowband ${look(kindOut)}`, d: `M${a} ${top + tall}H${a + w}L${b + v} ${low}H${b}Z` }));
     if (tokensIn > 0) parts.push(s("rect", { class: kindIn === "gone" ? "gone" : look(kindIn), x: a, y: top, width: Math.max(1, w - 1), height: tall }));
     if (kindIn === "gone" && w > 44) parts.push(s("text", { class: "in", x: a + w / 2 - 1, y: top + tall / 2 + 4, "text-anchor": "middle" }, w > 130 ? `${label}, ${short(tokensIn)}` : short(tokensIn)));

@@ -10,7 +10,8 @@ const SHAPES = {
   miss: (x, y) => s("path", { class: "m-cache", d: `M${x + 1.5} ${y - 7}l-6 8h3.5l-1 6 6-8h-3.5Z` }),
   loop: (x, y) => s("path", { class: "m-loop", d: `M${x + 4.5} ${y}a4.5 4.5 0 1 1-1.5-3.4m.4-2.4v2.6h-2.6` }),
 };
-const LEFT = 44, RIGHT = 8, TOP = 22, SIGNS = 20, CACHE = 26, AXIS = 16;
+const GRAVE = ["error", "loop", "epoch", "miss"], SIGN_WIDE = 14, WIDEST_BAR = 16;
+const LEFT = 44, RIGHT = 8, TOP = 22, SIGNS = 26, CACHE = 26, AXIS = 16;
 
 /* Returns `draw`, which shows calls with marks, and moves along them. `open` is called with the number of a call. */
 export function timeline(box, readout, open) {
@@ -62,8 +63,9 @@ export function timeline(box, readout, open) {
     const parts = [s("defs", {}, s("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("line", { class: "hatch-line", x1: 0, y1: 0, x2: 0, y2: 5 })))];
     const starts = [];
     for (let i = 0, before = -1; i < count; i++) if (isMain(i)) { if (before < 0 || calls.epoch[i] !== calls.epoch[before]) starts.push(i); before = i; }
+    const isDense = width / starts.length < 8; // then only the epochs that are named have a line, and none a ground
     starts.forEach((i, k) => {
-      if (k % 2) parts.push(s("rect", { class: "ep-band", x: X(i), y: TOP, width: (k + 1 < starts.length ? X(starts[k + 1]) : LEFT + width) - X(i), height: H - TOP - AXIS }));
+      if (k % 2 && !isDense) parts.push(s("rect", { class: "ep-band", x: X(i), y: TOP, width: (k + 1 < starts.length ? X(starts[k + 1]) : LEFT + width) - X(i), height: H - TOP - AXIS }));
     });
     for (let v = 0, by = step(highest); v <= highest; v += by) parts.push(s("line", { class: "grid-line", x1: LEFT, x2: LEFT + width, y1: Y(v), y2: Y(v) }), s("text", { x: LEFT - 6, y: Y(v) + 4, "text-anchor": "end" }, v ? short(v) : "0"));
     if (shown.length) {
@@ -71,35 +73,39 @@ export function timeline(box, readout, open) {
       parts.push(s("polygon", { class: "held", points: [...client, ...sent.toReversed()].join(" ") }));
       parts.push(s("polygon", { class: "sent", points: [`${a},${Y(0)}`, ...sent, `${z},${Y(0)}`].join(" ") }), s("polyline", { class: "client", points: client.join(" ") }));
     }
+    let above = -100; // where the last label is
     for (const [name, look, value] of [["high mark", "limit hard", limits.high], ["soft mark", "limit", limits.soft]]) {
-      if (value && value < highest) parts.push(s("line", { class: look, x1: LEFT, x2: LEFT + width, y1: Y(value), y2: Y(value) }), s("text", { class: "lbl", x: LEFT + 5, y: Y(value) - 5 }, small ? name : `${name} ${short(value)}`));
+      if (!value || value >= highest) continue;
+      parts.push(s("line", { class: look, x1: LEFT, x2: LEFT + width, y1: Y(value), y2: Y(value) }));
+      if (Y(value) - above > 14) { parts.push(s("text", { class: "lbl", x: LEFT + 5, y: Y(value) - 5 }, small ? name : `${name} ${short(value)}`)); above = Y(value); }
     }
     let free = 0; // where the next label has room
-    const isDense = width / starts.length < 8; // then only the epochs that are named have a line
     starts.forEach((i) => {
-      const epoch = calls.epoch[i], x = X(i), label = epoch ? `E${epoch}` : starts[0] === i && !small ? "verbatim" : "", hasRoom = label && x > free;
+      const epoch = calls.epoch[i], x = X(i), label = epoch ? `E${epoch}` : starts[0] === i && !small ? "verbatim" : "", hasRoom = label && x > free && x + 7 * label.length < LEFT + width + RIGHT;
       if (epoch && (hasRoom || !isDense)) parts.push(s("line", { class: "ep-line", x1: x, x2: x, y1: TOP - 4, y2: H - AXIS }));
       if (hasRoom) { parts.push(s("text", { class: "ep-label", x: x + (epoch ? 4 : 0), y: 11 }, label)); free = x + 7 * label.length + 8; }
     });
-    const y = TOP + height + 8 + SIGNS / 2, byNumber = new Map(Array.from(calls.n, (n, i) => [n, i]));
-    let lastSign = -100;
+    const y = TOP + height + 8 + 10, byNumber = new Map(Array.from(calls.n, (n, i) => [n, i]));
+    const groups = []; // what lies closer than a sign is wide has one sign, the most serious, with the number of those
     for (const mark of marks) {
       const i = byNumber.get(mark.n);
-      if (i === undefined || !SHAPES[mark.kind] || X(i) - lastSign < 3) continue;
-      const shape = SHAPES[mark.kind](X(i), y);
-      shape.append(s("title", {}, `Call ${mark.n}: ${mark.title}`));
-      parts.push(shape);
-      lastSign = X(i);
+      if (i === undefined || !SHAPES[mark.kind]) continue;
+      if (!groups.length || X(i) - groups.at(-1).x >= SIGN_WIDE) groups.push({ x: X(i), marks: [] });
+      groups.at(-1).marks.push(mark);
     }
-    const floor = TOP + height + 8 + SIGNS, bar = Math.max(1, width / Math.max(1, shown.length) - 0.8);
+    for (const group of groups) {
+      const kind = GRAVE.find((each) => group.marks.some((mark) => mark.kind === each)), alike = group.marks.filter((mark) => mark.kind === kind).length;
+      parts.push(s("g", {}, s("title", {}, group.marks.slice(0, 12).map((mark) => `Call ${mark.n}: ${mark.title}`).join("\n")), SHAPES[kind](group.x, y), alike > 1 && s("text", { class: "sign-n", x: group.x, y: y + 13, "text-anchor": "middle" }, alike)));
+    }
+    const floor = TOP + height + 8 + SIGNS, bar = Math.min(WIDEST_BAR, Math.max(1, width / Math.max(1, shown.length) - 0.8));
     for (const i of shown) {
       const part = share(calls.read[i], calls.input[i]);
       if (part == null) continue;
       const tall = Math.max(1.5, part * (CACHE - 6));
-      parts.push(s("rect", { class: part < 0.5 && i ? "cache-no" : "cache-ok", x: X(i) - bar / 2, y: floor + CACHE - tall - 2, width: bar, height: tall }));
+      parts.push(s("rect", { class: part < 0.5 && i ? "cache-no" : "cache-ok", x: Math.max(LEFT, Math.min(LEFT + width - bar, X(i) - bar / 2)), y: floor + CACHE - tall - 2, width: bar, height: tall }));
     }
     parts.push(s("text", { x: LEFT - 6, y: floor + CACHE - 5, "text-anchor": "end" }, "cache"));
-    const ticks = small ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+    const ticks = (small ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).filter((part) => byTime || Number.isInteger(part) || count > 8);
     if (count > 1) ticks.forEach((part, k) => parts.push(s("text", { x: LEFT + part * width, y: H - 2, "text-anchor": k === 0 ? "start" : k === ticks.length - 1 ? "end" : "middle" },
       byTime ? clock(begin + part * (end - begin)).slice(0, 5) : `${k ? "" : "call "}${calls.n[Math.round(part * (count - 1))]}`)));
     const cross = s("g", {});
@@ -112,7 +118,7 @@ export function timeline(box, readout, open) {
       put(cross, s("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: H - AXIS }), own != null && s("circle", { class: "knob", cx: x, cy: Y(own), r: 3 }), up != null && s("circle", { class: "knob", cx: x, cy: Y(up), r: 3 }));
       const flags = marks.filter((mark) => mark.n === n).map((mark) => MARKS[mark.kind] ?? mark.title).join(", ");
       put(readout, h("b", {}, `Call ${n}`), h("span", {}, clock(calls.at_ms[at])), h("span", {}, "client ", h("b", {}, int(own))), h("span", {}, "upstream ", h("b", {}, int(up))),
-        h("span", {}, "cache ", h("b", {}, percent(share(calls.read[at], calls.input[at])))), calls.rounds[at] > 1 && h("span", {}, `${calls.rounds[at]} rounds, `, h("b", {}, int(calls.input[at])), " in all"), h("span", {}, "cost ", h("b", {}, money(calls.money[at], 3))), flags && h("span", { class: "tag warn" }, flags), h("a", { href: open(n) }, "Open call"));
+        h("span", {}, "cache ", h("b", {}, percent(share(calls.read[at], calls.input[at])))), calls.rounds[at] > 1 && h("span", {}, `${calls.rounds[at]} rounds, `, h("b", {}, int(calls.input[at])), " in all"), h("span", {}, "cost ", h("b", {}, money(calls.money[at]))), flags && h("span", { class: "tag warn" }, flags), h("a", { href: open(n) }, "Open call"));
       svg.setAttribute("aria-valuenow", n);
       svg.setAttribute("aria-valuetext", `Call ${n}, client ${int(own)}, upstream ${int(up)} tokens${flags ? `, ${flags}` : ""}`);
     };

@@ -1,4 +1,4 @@
-/* A call: what the client sent, what went out, why, and how what is missing comes back. */
+/* A call: what it added and what was answered; then what went out of it, why, and how what is missing comes back. */
 import { pinMessage } from "../lib/actions.js";
 import { first, get, ROOT } from "../lib/api.js";
 import { editRow, foldRow, classify } from "../lib/compare.js";
@@ -7,9 +7,10 @@ import { bytes, count, int, milliseconds, money, percent, seconds, share } from 
 import { keys } from "../lib/keys.js";
 import { bones, copy, errorState, icon, strip } from "../lib/parts.js";
 import { drawStack } from "../lib/stack.js";
+import { drawParts, roleName, shown } from "../lib/talk.js";
 
 const MOST_RAW = 200_000;
-let call, session = null, difference = null, view = "blocks", row = null, open = false;
+let call, session = null, difference = null, view = "blocks", row = null, open = false, added = null, isLast = true;
 
 const url = (n) => `/-/sessions/${call.session}/calls/${n}`;
 const last = () => call.rounds.at(-1);
@@ -50,7 +51,8 @@ function drawHead() {
   put($(".crumbs"), h("li", {}, h("a", { href: "/-/" }, "Sessions")), h("li", {}, h("a", { href: `/-/sessions/${call.session}` }, session?.title || call.session.slice(0, 10))), h("li", {}, `Call ${call.n}`));
   put($("h1"), `Call ${call.n}${plan()?.rung === "plan" ? " opened an epoch" : ""}`);
   put($("#lede"), explain());
-  put($("#acts"), call.n > 1 && h("a", { class: "btn", href: url(call.n - 1), "aria-label": `Previous call, ${call.n - 1}` }, icon("prev"), call.n - 1), h("a", { class: "btn", href: url(call.n + 1), "aria-label": `Next call, ${call.n + 1}` }, call.n + 1, icon("next")));
+  put($("#acts"), row && !row.is_auxiliary && !row.is_side && h("a", { class: "btn", href: `/-/sessions/${call.session}/conversation?message=${call.n}#c${call.n}` }, "In the conversation"),
+    call.n > 1 && h("a", { class: "btn", href: url(call.n - 1), "aria-label": `Previous call, ${call.n - 1}` }, icon("prev"), call.n - 1), !isLast && h("a", { class: "btn", href: url(call.n + 1), "aria-label": `Next call, ${call.n + 1}` }, call.n + 1, icon("next")));
 }
 
 function drawStrip() {
@@ -58,12 +60,26 @@ function drawStrip() {
   const input = usage == null ? null : usage.input, output = usage?.output, added = call.rounds[0]?.timings?.overhead_ms;
   strip($("#strip"), [
     ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `${added == null ? "" : `sent after ${milliseconds(added)}, `}first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
-    ["Sent as", row?.is_auxiliary ? "our summary" : row?.epoch ? h("a", { href: `/-/sessions/${call.session}/epochs/${row.epoch}` }, `epoch ${row.epoch}`) : "verbatim", "", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
-    ["Edits", difference ? String(difference.changes.length) : found?.rung === "original" || !found ? "0" : "\u2013", "", difference?.is_modified ? `${int(difference.kept)} of ${int(difference.messages)} messages unchanged` : "nothing was changed"],
+    ["Sent as", !row ? "\u2013" : row.is_auxiliary ? "our summary" : row.epoch ? h("a", { href: `/-/sessions/${call.session}/epochs/${row.epoch}` }, `epoch ${row.epoch}`) : "verbatim", "", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
+    ["Edits", difference ? String(difference.changes.length) : "\u2013", "", !difference ? "" : difference.is_modified ? `${int(difference.kept)} of ${int(difference.messages)} messages unchanged` : "nothing was changed"],
     ["Cache", percent(share(row?.read ?? usage?.cached, row?.input ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
-    ["Cost", money(row?.money, 3), "", row?.saved_money != null ? `${money(row.money + row.saved_money, 3)} without the proxy` : ""],
+    ["Cost", row ? money(row.money) : "\u2013", "", row?.saved_money != null ? `${money(row.money + row.saved_money)} without the proxy` : ""],
     ["Tokens", int(input), "in", `${row?.rounds > 1 ? `${int(row.input)} in all ${row.rounds} rounds, ` : ""}${int(output)} out${end?.finish ? `, ${end.finish}` : ""}`],
   ]);
+}
+
+/* Messages with a head each; what is long is one click away. */
+const spoken = (messages, options) => messages.map((message) => h("li", {}, h("div", { class: "blk-head" }, h("span", { class: "role" }, roleName(message.role), message.sender && ` (${message.sender})`)), h("div", { class: "body" }, drawParts(message.parts, options))));
+
+function drawSpoken() {
+  const said = (list) => list.filter((message) => shown(message.parts).length), fresh = said(added.added), answer = said(added.answer), end = last();
+  put($("#new-note"), added.before ? h("a", { href: `/-/sessions/${call.session}/conversation?message=${call.n}#c${call.n}` }, `${count(added.before, "message")} before`) : "");
+  const isLong = fresh.length > 6;
+  put($("#added"), added.missing ? h("li", { class: "dim" }, added.missing) : !fresh.length ? h("li", { class: "dim" }, "Nothing: the client sent no message that can be shown.")
+    : [...spoken(fresh.slice(0, -1), { plain: false, open: !isLong }), ...spoken(fresh.slice(-1), { open: true })]);
+  put($("#ans-note"), end?.finish ? `finished with ${end.finish}` : "");
+  put($("#answer"), added.error && h("li", {}, h("p", { class: "neg" }, added.error)), answer.length ? spoken(answer, { plain: true, open: true })
+    : !added.error && h("li", { class: "dim" }, !end?.completeness ? "Not yet: the call is under way, or was cut off." : end.received_size ? "What came has no message that can be read; the bytes are below, under Rounds." : "No answer came."));
 }
 
 function tellRound(round, hidden) {
@@ -113,6 +129,13 @@ function foldedMessages(from, to) {
   return list.slice(start + from, start + to).map((message) => h("li", {}, h("span", { class: "dim" }, message.role ?? message.type), h("span", { class: "clip" }, textOf(message).slice(0, 300) || "(empty)"), h("span", { class: "num dim" }, `${int(textOf(message).length)} characters`)));
 }
 
+/* The newest message is never folded away. */
+function newestRow() {
+  const newest = added?.added.at(-1);
+  return h("div", { class: "cmp-row newest" }, h("div", { class: "blk-head" }, h("span", { class: "role" }, newest ? roleName(newest.role) : "Newest message"), h("span", { class: "dim" }, "the newest message, unchanged")),
+    newest ? h("div", { class: "body" }, drawParts(newest.parts, { open: true })) : h("p", { class: "dim" }, call.missing || "It cannot be shown in parts; Raw has its bytes."));
+}
+
 async function drawRaw() {
   const load = async (path) => { const response = await fetch(path, { credentials: "same-origin" }); if (!response.ok) return `(${response.status}: not there)`; const text = await response.text(); return text.length > MOST_RAW ? `${text.slice(0, MOST_RAW)}\n\u2026 ${int(text.length)} characters in all` : text; };
   const base = `${ROOT}/sessions/${call.session}/exchanges/${call.n}`;
@@ -131,15 +154,16 @@ async function drawCompare() {
   if (call.missing) { $("#cmp").append(h("div", { class: "state" }, h("h2", {}, "This call was erased"), h("p", {}, call.missing))); return; }
   const total = messages().list.length - messages().start;
   if (!difference?.is_modified) {
-    $("#cmp").append(foldRow("All messages, as the client sent them", `${total} unchanged`, "", () => foldedMessages(0, total)));
+    if (total > 1) $("#cmp").append(foldRow("Messages before the newest, as the client sent them", `${int(total - 1)} unchanged`, "", () => foldedMessages(0, total - 1)));
+    $("#cmp").append(newestRow());
     if (open) $("#cmp .fold button")?.click();
     return;
   }
   let at = 0;
   const rows = [];
-  const fold = (from, to) => { if (to > from) rows.push(foldRow(from === 0 ? "Messages at the beginning" : to === difference.messages ? "Newest messages, verbatim" : "Messages between", count(to - from, "unchanged message"), "", () => foldedMessages(from, to))); };
-  for (const change of difference.changes) { fold(at, change.start); rows.push(editRow(change, view, (place) => pinMessage(call.session, call.n, place))); at = change.stop; }
-  fold(at, difference.messages);
+  const fold = (from, to) => { if (to > from) rows.push(foldRow(from === 0 ? "Messages at the beginning" : to === difference.messages - 1 ? "Newer messages, verbatim" : "Messages between", count(to - from, "unchanged message"), "", () => foldedMessages(from, to))); };
+  for (const change of difference.changes) { fold(at, change.start); rows.push(editRow(change, view, (place) => pinMessage(session ?? { id: call.session }, call.n, place))); at = change.stop; }
+  if (at < difference.messages) { fold(at, difference.messages - 1); rows.push(newestRow()); }
   for (const member of difference.members) rows.push(h("div", { class: "cmp-row add" }, h("div", { class: "side" }, h("pre", { class: "txt" }, member.client == null ? "(not sent by the client)" : member.client.slice(0, 4000))), h("div", { class: "gut" }, h("span", { class: "swatch k tools" }), h("span", {}, member.name)), h("div", { class: "side over" }, h("pre", { class: "txt" }, member.sent == null ? "(not sent)" : member.sent.slice(0, 4000)))));
   $("#cmp").append(...rows);
   if (open) for (const button of $("#cmp").querySelectorAll(".fold button")) button.click();
@@ -170,10 +194,14 @@ export async function show() {
   $("#unchanged").addEventListener("click", () => { open = !open; drawTools(); drawCompare(); });
   keys.o = () => (document.activeElement?.closest(".cmp-row")?.querySelector("[data-orig]") ?? $("[data-orig]"))?.click();
   keys["["] = () => { if (call.n > 1) location.href = url(call.n - 1); };
-  keys["]"] = () => { location.href = url(call.n + 1); };
+  keys["]"] = () => { if (!isLast) location.href = url(call.n + 1); };
   const quiet = (work) => work.catch(() => null);
-  const [found, line, diff] = await Promise.all([quiet(get(`/sessions/${call.session}`)), quiet(get(`/sessions/${call.session}/timeline`, { after: call.n - 1, limit: 1 })), get(`/sessions/${call.session}/exchanges/${call.n}/diff`).catch((error) => error)]);
+  put($("#added"), h("li", {}, bones(2)));
+  put($("#answer"), h("li", {}, bones(2)));
+  const told = get(`/sessions/${call.session}/exchanges/${call.n}/messages`).then((document) => { added = document; drawSpoken(); }).catch((error) => { put($("#added"), h("li", {}, errorState(error))); put($("#answer")); });
+  const [found, line, diff] = await Promise.all([quiet(get(`/sessions/${call.session}`)), quiet(get(`/sessions/${call.session}/timeline`, { after: call.n - 1, limit: 2 })), get(`/sessions/${call.session}/exchanges/${call.n}/diff`).catch((error) => error), told]);
   session = found?.session ?? null;
+  isLast = !line || line.n.at(-1) <= call.n;
   if (line?.n[0] === call.n) row = Object.fromEntries(Object.entries(line).filter(([, column]) => Array.isArray(column)).map(([name, column]) => [name, column[0]]));
   if (diff instanceof Error) { if (!call.missing && last()) put($("#cmp"), errorState(diff)); } else difference = diff;
   drawHead();

@@ -4,14 +4,14 @@ import { first, follow, get, post, remove } from "../lib/api.js";
 import { $, h, put } from "../lib/dom.js";
 import { ago, bytes, clock, count, int, milliseconds, money, percent, seconds, share, short, when } from "../lib/format.js";
 import { keys } from "../lib/keys.js";
-import { ask, emptyState, errorState, icon, say, sign, strip } from "../lib/parts.js";
+import { ask, bones, emptyState, errorState, icon, say, sign, strip } from "../lib/parts.js";
 import { MARKS, timeline } from "../lib/timeline.js";
 import { drawWindow } from "../lib/window.js";
 
-const TAIL = 13, MOST_CALLS = 10_000, MOST_EVENTS = 40;
+const TAIL = 13, MOST_CALLS = 10_000, MOST_EVENTS = 10, MORE_EVENTS = 100;
 const SIGNS = { epoch: "epoch", error: "error", miss: "cache", loop: "loop", compaction: "epoch", notice: "warn" };
 
-let session, id, calls = null, marks = [], filled = null, chart, paused = matchMedia("(prefers-reduced-motion: reduce)").matches, epochs = [];
+let session, id, calls = null, marks = [], filled = null, chart, paused = matchMedia("(prefers-reduced-motion: reduce)").matches, epochs = [], stream = "connecting", told = MOST_EVENTS;
 
 const callUrl = (n) => `/-/sessions/${id}/calls/${n}`;
 /* The client's own conversation: neither its side calls, nor those that we made for a summary. */
@@ -30,7 +30,7 @@ function drawHead() {
     session.parent && h("a", { href: `/-/sessions/${session.parent}` }, "started by another session"));
   const undoable = epochs.findLast((each) => each.state === "active" && !["revert", "refused"].includes(each.why));
   if (session.erased_ms) { put($("#acts")); return; }
-  put($("#acts"), h("button", { class: "btn", type: "button", onclick: compactNow }, "Compact now"),
+  put($("#acts"), h("a", { class: "btn", href: `/-/sessions/${id}/conversation` }, "Conversation"), h("button", { class: "btn", type: "button", onclick: compactNow }, "Compact now"),
     undoable && h("button", { class: "btn", type: "button", onclick: () => revertEpoch(session, undoable.n, reload) }, `Revert epoch ${undoable.n}`),
     h("a", { class: "btn", href: `/-/api/sessions/${id}/export?form=jsonl`, download: `${id}.jsonl` }, "Export"),
     h("button", { class: "btn danger", type: "button", onclick: erase }, "Erase\u2026"));
@@ -45,7 +45,7 @@ async function compactNow() {
   }, { extra: [preview] });
   try {
     const plan = await get(`/sessions/${id}/epochs/next`);
-    put(preview, `${int(plan.tokens_before)} tokens would become about ${int(plan.tokens_after)}`, plan.cost ? `; writing the cache anew costs ${money(plan.cost.money, 3)}` : "", ". ", h("a", { href: `/-/sessions/${id}/epochs/next` }, "What would go"));
+    put(preview, `${int(plan.tokens_before)} tokens would become about ${int(plan.tokens_after)}`, plan.cost ? `; writing the cache anew costs ${money(plan.cost.money)}` : "", ". ", h("a", { href: `/-/sessions/${id}/epochs/next` }, "What would go"));
   } catch (error) { put(preview, error.message); }
 }
 
@@ -65,11 +65,11 @@ function drawStrip() {
   const saved = session.saved, next = filled?.next_epoch;
   strip($("#strip"), [
     ["Client\u2019s history", int(client), "tok", filled?.window && client > filled.window ? "more than the window" : "its newest call"],
-    ["Sent upstream", int(sent), "tok", client && sent < client * 0.995 ? `${percent(1 - sent / client)} held back` : "verbatim"],
+    ["Sent upstream", int(sent), "tok", client == null || sent == null ? "" : sent < client * 0.995 ? `${percent(1 - sent / client)} held back` : "verbatim"],
     ["Saved, net", saved == null ? "\u2013" : saved.money == null ? short(saved.tokens) : money(saved.money), saved?.share == null ? "" : percent(saved.share), saved?.reason || `${money(session.spent.money)} spent in all`, saved?.is_loss ? "neg" : ""],
-    ["Read from cache", percent(session.cache_read_share, 1), "", count(marks.filter((mark) => mark.kind === "miss").length, "miss", "misses")],
-    ["Next epoch from", int(next?.tokens ?? filled?.soft), "tok", next ? `${next.reason ?? "soft mark"}${next.away > 0 ? `, ${int(next.away)} away` : ""}` : "soft mark"],
-    ["Added to a call", milliseconds(part(added, 0.5)), "p50", waits.length ? `${milliseconds(part(added, 0.99))} p99; first byte ${seconds(part(waits, 0.5) / 1000)} later` : "no call has ended yet"],
+    ["Read from cache", percent(session.cache_read_share, 1), "", calls ? count(marks.filter((mark) => mark.kind === "miss").length, "miss", "misses") : ""],
+    ["Next epoch from", int(next?.tokens ?? filled?.soft), "tok", next ? `${next.reason ?? "soft mark"}${next.away > 0 ? `, ${int(next.away)} away` : ""}` : filled ? "soft mark" : ""],
+    ["Added to a call", milliseconds(part(added, 0.5)), "p50", waits.length ? `${milliseconds(part(added, 0.99))} p99; first byte ${seconds(part(waits, 0.5) / 1000)} later` : calls ? "no call has ended yet" : ""],
   ]);
 }
 
@@ -81,24 +81,25 @@ function drawTail(fresh = -1) {
       h("th", { scope: "row" }, h("a", { href: callUrl(n), "data-walk": true }, n)), h("td", { class: "t-time dim" }, clock(calls.at_ms[i])),
       h("td", {}, calls.status[i] == null ? h("span", { class: "tag" }, "running") : calls.status[i] >= 400 ? h("span", { class: "tag bad" }, calls.status[i]) : h("span", { class: "mono dim" }, calls.is_auxiliary[i] ? "our summary" : calls.is_side[i] ? "side call" : calls.epoch[i] ? `epoch ${calls.epoch[i]}` : "verbatim"), " ", own.map((mark) => sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.title))),
       h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.input[i]))),
-      h("td", { class: "num dim t-dur" }, short(calls.output[i])), h("td", { class: "num t-cost" }, money(calls.money[i], 3))));
+      h("td", { class: "num dim t-dur" }, short(calls.output[i])), h("td", { class: "num t-cost" }, money(calls.money[i]))));
   }
-  put($("#tail"), h("table", { class: "tail" }, h("thead", {}, h("tr", {}, [["Call"], ["Time", "t-time"], ["Sent as"], ["Client", "num"], ["Upstream", "num"], ["Cache", "num"], ["Output", "num t-dur"], ["Cost", "num t-cost"]].map(([name, look]) => h("th", { scope: "col", class: look }, name)))), h("tbody", {}, rows)));
+  put($("#tail"), h("table", { class: "tail" }, h("thead", {}, h("tr", {}, [["Call"], ["Time", "t-time"], ["Sent as", "t-what"], ["Client", "num"], ["Upstream", "num"], ["Cache", "num"], ["Output", "num t-dur"], ["Cost", "num t-cost"]].map(([name, look]) => h("th", { scope: "col", class: look }, name)))), h("tbody", {}, rows)));
 }
 
 function drawPause() {
   const button = $("#pause");
   button.setAttribute("aria-pressed", String(paused));
   put(button, icon(paused ? "play" : "pause"), paused ? "Resume" : "Pause");
-  put($("#tail-note"), paused ? "paused; calls go on" : "following");
+  put($("#tail-note"), paused ? "paused; calls go on" : stream);
 }
 
 function drawMarks() {
   if (session.erased_ms) { put($("#events"), h("li", { class: "state" }, "What was said is gone for good. Sizes, times and counts are left.")); return; }
-  const newest = marks.toReversed().slice(0, MOST_EVENTS);
+  const newest = marks.toReversed().slice(0, told);
   if (!newest.length) { put($("#events"), h("li", { class: "state" }, "Nothing but calls so far: each went out as the client wrote it.")); return; }
   put($("#events"), newest.map((mark) => h("li", {}, h("a", { class: "at nowrap", href: callUrl(mark.n), "data-walk": true }, `call ${mark.n}`), sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.kind),
-    h("span", { class: "title" }, mark.title), h("span", { class: "num dim" }, mark.money ? money(mark.money, 3) : mark.kind === "epoch" && mark.money === 0 ? "free" : ""), h("span", { class: "text" }, mark.text))));
+    h("span", { class: "title" }, mark.title), h("span", { class: "num dim" }, mark.money ? money(mark.money) : mark.kind === "epoch" && mark.money === 0 ? "free" : ""), h("span", { class: "text" }, mark.text))),
+    marks.length > told && h("li", { class: "state" }, h("button", { class: "btn small", type: "button", onclick: () => { told += MORE_EVENTS; drawMarks(); } }, `${count(marks.length - told, "more event")}`)));
 }
 
 function drawBranches(branches) {
@@ -106,7 +107,7 @@ function drawBranches(branches) {
   const place = (n) => `${((n - 1) / Math.max(1, most - 1)) * 100}%`;
   const items = branches.map((branch, i) => {
     const own = branch.own ?? [], from = own[0] ?? 1, to = own.at(-1) ?? from;
-    return h("li", {}, h("span", { class: "clip mono" }, branch.tip?.slice(0, 10) ?? "side"), h("span", { class: `lane ${i === 0 ? "main" : "left"}`, "aria-hidden": "true", vars: { "--a": place(from), "--z": place(to) } }),
+    return h("li", {}, h("a", { class: "clip", href: `/-/sessions/${id}/conversation?branch=${branch.tip}`, title: `${branch.words || "no words of a user"} (tip ${branch.tip.slice(0, 10)})` }, branch.words ? `\u201c${branch.words}\u201d` : `tip ${branch.tip.slice(0, 10)}`, branch.is_side && " (side call)"), h("span", { class: `lane ${i === 0 ? "main" : "left"}`, "aria-hidden": "true", vars: { "--a": place(from), "--z": place(to) } }),
       h("span", { class: "dim num" }, count(own.length, "call"), branch.after ? `, from call ${branch.after}` : ""));
   });
   put($("#branches"), items.length ? h("ol", { class: "lanes" }, items) : h("p", { class: "dim" }, "One conversation, no branches."));
@@ -140,7 +141,7 @@ async function loadTimeline() {
   const found = await get(`/sessions/${id}/timeline`, { limit: MOST_CALLS, after: Math.max(0, session.calls + session.auxiliary.calls - MOST_CALLS) });
   calls = found;
   marks = found.marks ?? [];
-  if (!calls.n.length) { put($("#chart"), emptyState("No call yet", "The first call appears here while it runs.")); return; }
+  if (!calls.n.length) { put($("#tail")); drawMarks(); put($("#chart"), emptyState("No call yet", "The first call appears here while it runs.")); return; }
   showChart();
   drawTail();
   drawMarks();
@@ -206,15 +207,18 @@ export async function show() {
   drawKey();
   drawPause();
   drawBranches(found.branches ?? []);
+  put($("#chart"), bones(1));
+  put($("#tail"), bones(Math.min(TAIL, session.calls), 36));
+  if (!session.erased_ms) put($("#events"), h("li", { class: "state" }, bones(1)));
   $("#pause").addEventListener("click", () => { paused = !paused; drawPause(); if (!paused) catchUp(); });
   keys.p = () => $("#pause").click();
   follow({ session: id }, (type) => {
     if (type === "RESET") { if (!paused) reload(); return; }
     if (!paused && !document.hidden) waiting ||= setTimeout(() => catchUp().catch((error) => put($("#tail-note"), error.message)), Math.max(0, lastRun + 250 - Date.now()));
-  }, (state) => { if (!paused) put($("#tail-note"), state); });
+  }, (state) => { stream = state; if (!paused) put($("#tail-note"), state); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused) catchUp().catch(() => {}); });
   await Promise.all([
-    loadTimeline().then(() => drawBranches(found.branches ?? [])).catch((error) => put($("#chart"), errorState(error, reload))),
+    loadTimeline().then(() => drawBranches(found.branches ?? [])).catch((error) => { put($("#tail")); put($("#events")); put($("#chart"), errorState(error, reload)); }),
     loadWindow(), drawPins(), loadEpochs(),
   ]);
 }

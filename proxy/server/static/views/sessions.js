@@ -9,7 +9,7 @@ const PAGE = 200;
 const ROW = 60;
 const COLUMNS = [
   ["title", "Session", "c-title", (x) => x.title.toLowerCase()], ["model", "Model", "c-model", (x) => x.model], ["calls", "Calls", "c-calls num", (x) => x.calls],
-  ["tokens", "Client \u2192 upstream, tokens", "c-tok", (x) => x.client_tokens ?? -1], ["saved", "Saved", "c-saved num", (x) => x.saved?.money ?? 0],
+  ["tokens", "Client \u2192 upstream, tokens", "c-tok", (x) => x.client_tokens ?? -1], ["spent", "Spent", "c-spent num", (x) => x.spent?.money ?? 0], ["saved", "Saved", "c-saved num", (x) => x.saved?.money ?? 0],
   ["cache", "Cache", "c-hit num", (x) => x.cache_read_share ?? -1], ["epochs", "Epochs", "c-comp num", (x) => x.epochs], ["errors", "Errors", "c-err num", (x) => x.errors],
   ["last", "Last call", "c-when num", (x) => x.last_ms],
 ];
@@ -47,6 +47,7 @@ function drawRow(x) {
     h("td", { class: "c-tok" }, h("span", { class: "flow" },
       h("span", { class: "nums" }, h("span", {}, short(x.client_tokens), " \u2192 ", h("b", {}, short(x.sent_tokens))), h("span", {}, back == null ? "not counted" : back < 0.005 ? "verbatim" : `${percent(back)} held back`)),
       x.client_tokens ? duo(x.client_tokens, x.sent_tokens ?? 0) : h("span", { class: "duo none" }))),
+    h("td", { class: "c-spent num dim" }, x.spent?.money == null ? h("span", { class: "faint" }, x.spent?.tokens ? "no price" : "\u2013") : money(x.spent.money)),
     h("td", { class: `c-saved num strong ${x.saved?.is_loss ? "neg" : ""}` }, drawSaved(x.saved)),
     h("td", { class: "c-hit num dim" }, percent(x.cache_read_share)),
     h("td", { class: "c-comp num dim" }, x.epochs || h("span", { class: "faint" }, "0")),
@@ -103,7 +104,7 @@ function drawStrip(savings) {
     ["Live now", int(sessions.filter((x) => x.status === "live").length), `of ${int(sessions.length)}`, next ? "the newest sessions" : "sessions on record"],
     ["Client sent", short(client), "tok", `${count(calls, "call")}${next ? ` of the newest ${int(sessions.length)} sessions` : ""}`],
     ["Upstream received", short(sent), "tok", client ? `${percent(1 - sent / client)} held back, all of it stored` : "nothing counted yet"],
-    ["Saved", total?.money == null ? (total ? short(total.tokens) : "\u2013") : money(total.money), total?.share == null ? "" : percent(total.share), total == null ? "nothing was managed yet" : total.losing ? `net; ${count(total.losing, "session")} at a loss` : "net, over all sessions", total?.money < 0 ? "neg" : ""],
+    ["Saved", total?.money == null ? (total ? short(total.tokens) : "\u2013") : money(total.money), total?.share == null ? "" : percent(total.share), savings == null ? "" : total == null ? "nothing was managed yet" : total.losing ? `net; ${count(total.losing, "session")} at a loss` : "net, over all sessions", total?.money < 0 ? "neg" : ""],
     ["Read from cache", percent(read, 1), "", "of upstream tokens"],
     ["Errors", int(errors), "", "calls that were refused, failed or broke off"],
   ]);

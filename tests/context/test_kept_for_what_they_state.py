@@ -232,7 +232,7 @@ def tell_step(items: Sequence[CountedMessage]) -> str:
     return format_step(index, index.steps[1], FULL)
 
 
-SEARCHED = [
+SEARCHED: list[dict[str, Any]] = [
     {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "vans"}},
     {
         "type": "web_search_tool_result",
@@ -240,7 +240,7 @@ SEARCHED = [
         "content": [{"type": "web_search_result", "url": "https://x"}],
     },
 ]
-SEARCH = {"type": "text", "text": "I will search."}
+SEARCH: dict[str, Any] = {"type": "text", "text": "I will search."}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ LONG_FUNCTIONS = {"proxy/assembly.py: build_engine": 85}
 MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
-    "proxy/context": 20,
+    "proxy/context": 21,
     "proxy/engine/reports": 17,
     "proxy/model": 18,
 }

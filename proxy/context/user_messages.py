@@ -427,7 +427,7 @@ class _CutText(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...] = ()
 
 
-class _Block(msgspec.Struct, frozen=True, gc=False):
+class _PastedBlock(msgspec.Struct, frozen=True, gc=False):
     """A pasted block of a user's text, and its tokens."""
 
     start: int
@@ -436,11 +436,11 @@ class _Block(msgspec.Struct, frozen=True, gc=False):
     path: str
 
 
-def _list_blocks(message: Message, count: Count) -> list[_Block]:
+def _list_blocks(message: Message, count: Count) -> list[_PastedBlock]:
     """Return what stands beside the user's own words in a message, where it is worth a note."""
     text = message.text
     found = ((start, stop, count(text[start:stop])) for start, stop in list_given(message, _LEAST_PASTED))
-    return [_Block(*each, find_block_path(text, each[0])) for each in found if each[2] >= _LEAST_PASTED]
+    return [_PastedBlock(*each, find_block_path(text, each[0])) for each in found if each[2] >= _LEAST_PASTED]
 
 
 _FENCE_LANGUAGE = re.compile(r"[`~]{3,8}([\w+#-]{1,20})[ \t]{0,9}\n")
@@ -474,7 +474,7 @@ def _remove_blocks(
     view: PlanRequest,
     place: int,
     message: Message,
-    blocks: Sequence[_Block],
+    blocks: Sequence[_PastedBlock],
     *,
     has_outlines: bool,
     parse: OutlineParser | None,

@@ -403,7 +403,7 @@ def _find_covered_steps(index: ConversationIndex, frozen: ContextPlan, stop: int
     return frozenset(i for i, step in enumerate(index.steps) if step.stop <= stop and kept.isdisjoint(step.places))
 
 
-class _Answer(msgspec.Struct, frozen=True, gc=False):
+class _ToldAnswer(msgspec.Struct, frozen=True, gc=False):
     """An output, and the place and the index of its call in that message; a message may have several outputs."""
 
     place: int
@@ -442,7 +442,7 @@ def find_unusual(index: ConversationIndex) -> UnusualOutputs:
     )
 
 
-def _list_answers(index: ConversationIndex) -> Iterator[_Answer]:
+def _list_answers(index: ConversationIndex) -> Iterator[_ToldAnswer]:
     """Yield the outputs of calls that the conversation has."""
     calls: dict[str, tuple[int, ToolCall, str]] = {}
     for place, seen in enumerate(index.messages):
@@ -451,7 +451,7 @@ def _list_answers(index: ConversationIndex) -> Iterator[_Answer]:
         results = seen.message.results if seen.structure.role == "tool" else ()
         for id, text in zip(results, seen.message.outputs or (seen.message.text,) * len(results), strict=True):
             if id in calls:
-                yield _Answer(place, text, *calls[id])
+                yield _ToldAnswer(place, text, *calls[id])
 
 
 def _find_first_line(text: str) -> str:

@@ -286,7 +286,7 @@ def find_opencode(setup: Setup, *, name: str) -> ClientProvider:
 
 
 def _has_chatgpt_login(setup: Setup) -> bool:
-    return _descend(setup.load("auth.json"), "openai", "type") == "oauth"
+    return bool(_descend(setup.load("auth.json"), "openai", "type") == "oauth")
 
 
 def _load_opencode(setup: Setup, name: str) -> dict[str, Any]:

@@ -35,13 +35,13 @@ models:
 
 
 def plan(
-    *command: str, texts: Mapping[str, str] | None = None, is_named: bool = False, **environment: str
+    *command: str, texts: Mapping[str, str] | None = None, is_named: bool = False, **environment: Any
 ) -> ClientPlan:
     return plan_client(command, environment, texts or {}, is_named=is_named)
 
 
 def start(
-    *command: str, texts: Mapping[str, str] | None = None, has_all: bool = False, **environment: str
+    *command: str, texts: Mapping[str, str] | None = None, has_all: bool = False, **environment: Any
 ) -> ClientStart:
     return start_client(plan(*command, texts=texts, **environment), ORIGIN, folder="/scratch", has_all=has_all)
 
@@ -81,7 +81,7 @@ def opencode(text: str) -> Any:
     ],
 )
 def test_a_client_gets_what_it_needs_and_keeps_the_rest(
-    command: tuple[str, ...], words: tuple[str, ...], variables: Mapping[str, str]
+    command: tuple[str, ...], words: tuple[str, ...], variables: Mapping[str, Any]
 ) -> None:
     found = start(*command, HOME="/h")
     assert found.command == words
@@ -132,7 +132,7 @@ def test_codex_is_sent_here_by_the_provider_that_its_settings_choose() -> None:
     ],
 )
 def test_the_login_of_codex_decides_its_upstream(
-    login: str, config: str, variables: Mapping[str, str], upstream: str
+    login: str, config: str, variables: Mapping[str, Any], upstream: str
 ) -> None:
     texts = {"/h/auth.json": login, "/h/config.toml": config}
     assert plan("codex", texts=texts, **variables).upstream == upstream
@@ -238,7 +238,7 @@ def test_the_model_of_opencode_and_kilo_stands_in_their_settings(
 ) -> None:
     named = {path.replace("NAME", name): text for path, text in texts.items()}
     assert plan(name, *command, texts=named, MINE=OWN).provider == provider
-    own = {f"{name.upper()}_CONFIG": "/c/mine.json"}
+    own: dict[str, Any] = {f"{name.upper()}_CONFIG": "/c/mine.json"}
     assert plan(name, texts={"/c/mine.json": COMMENTED}, MINE=OWN, **own).provider == ClientProvider(
         "openai", OWN, "mine"
     )
@@ -274,7 +274,7 @@ PI: Any = {
     ],
 )  # fmt: skip
 def test_pi_gets_a_folder_of_settings_in_which_its_provider_has_our_address(
-    command: Sequence[str], texts: Mapping[str, str], variables: Mapping[str, str], provider: ClientProvider
+    command: Sequence[str], texts: Mapping[str, str], variables: Mapping[str, Any], provider: ClientProvider
 ) -> None:
     texts = {"/h/.pi/agent/models.json": json.dumps(PI), **texts}
     assert plan("pi", *command, texts=texts, **variables).provider == provider
@@ -297,7 +297,7 @@ def test_pi_with_an_api_that_is_not_spoken_here_is_not_sent_here() -> None:
 
 
 def test_copilot_is_sent_here_by_its_own_provider() -> None:
-    own = {
+    own: dict[str, Any] = {
         "COPILOT_PROVIDER_BASE_URL": "https://own.example",
         "COPILOT_PROVIDER_TYPE": "anthropic",
         "COPILOT_MODEL": "m",
@@ -367,7 +367,7 @@ def test_continue_without_a_model_that_can_be_changed_is_not_sent_here(
     ],
 )  # fmt: skip
 def test_the_login_of_gemini_cli_decides_its_upstream(
-    chosen: str, variables: Mapping[str, str], variable: str, upstream: str
+    chosen: str, variables: Mapping[str, Any], variable: str, upstream: str
 ) -> None:
     texts = {"/h/.gemini/settings.json": json.dumps({"security": {"auth": {"selectedType": chosen}}})}
     assert plan("gemini", texts=texts, **variables).provider == ClientProvider("google", upstream)
@@ -400,7 +400,7 @@ def test_qwen_code_with_another_login_than_a_key_is_not_sent_here() -> None:
     ],
 )
 def test_the_files_that_say_where_a_client_calls(
-    command: Sequence[str], variables: Mapping[str, str], found: Sequence[str]
+    command: Sequence[str], variables: Mapping[str, Any], found: Sequence[str]
 ) -> None:
     listed = list_files(command, {"HOME": "/h", **variables}, Path("/w/p"))
     assert listed == [Path(path) for path in found]

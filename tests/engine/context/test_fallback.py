@@ -275,6 +275,9 @@ async def test_a_late_plan_is_told_by_its_limit_however_much_of_that_memory_took
             late.setup.clock.advance(seconds - 0.01)
             return state
 
+        async def show(self, state: RequestState) -> RequestState:
+            return state
+
     late.setup.chain.memory = SlowMemory()
     try:
         await late.setup.run_chain(case)

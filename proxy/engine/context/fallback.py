@@ -381,8 +381,8 @@ class FallbackChain:
     async def _plan(self, state: RequestState, wanted: _EpochRequest, left: float) -> RenderedPlan:
         """Return the plan that was drafted ahead if it holds for this request, else its own. Raises TimeoutError.
 
-        A plan that is late, after what is `left` of its seconds, is kept for the next request. Errors name the limit and
-        not what was left of it, so that the log counts them as one line.
+        A plan that is late, after what is `left` of its seconds, is kept for the next request. Errors name the limit
+        and not what was left of it, so that the log counts them as one line.
         """
         clock, context = asyncio.get_running_loop().time, state.context
         deadline = clock() + left

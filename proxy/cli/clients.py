@@ -6,34 +6,19 @@ the SDKs read. An API is one of `openai` (chat completions and responses, base U
 provider.
 """
 
-import json
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from functools import partial
+from pathlib import Path, PurePath
 from string import Template
-from typing import Any, Literal
+from types import MappingProxyType
 
-from proxy.model.errors import ProxyError
+from proxy.cli import client_settings as settings
+from proxy.cli.client_settings import KEYS, Api, Changes, ClientProvider, Find, Place, Send, Setup, complete_base
 
-Api = Literal["openai", "anthropic"]
-
-DEFAULT_UPSTREAMS: Mapping[Api, str] = {
-    "openai": "https://api.openai.com/v1",
-    "anthropic": "https://api.anthropic.com/v1",
-}
-
-_KEYS: Mapping[Api, str] = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
 _NETWORK_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOOPBACK = ("127.0.0.1", "localhost")
-_OPENCODE_CONFIG = "OPENCODE_CONFIG_CONTENT"
-_CLINE_PROVIDER = "openai-compatible"  # the only one whose address can be set
-_CLINE_ADDRESS = ("providers", _CLINE_PROVIDER, "settings", "baseUrl")
-
-
-class UnknownUpstream(ProxyError):
-    """Which provider the client would call is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +26,7 @@ class Way:
     """How a client is sent here for one API.
 
     `variables` may name the client's own upstream; the first one that is set counts. `arguments` go between the program
-    and its own. In all texts `$base` is our base URL with `/v1` and `$origin` without; `$key` is codex's setting.
+    and its own. In all texts `$base` is our base URL with `/v1` and `$origin` without.
     """
 
     variables: tuple[str, ...] = ()
@@ -50,82 +35,55 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsFile:
-    """A file of a client that names its provider: `path` below the folder that a variable names, else below home.
+class KnownClient:
+    """A client by the names of its program. `owns_screen`: in a terminal, nothing may be written while it runs.
 
-    `find` returns the provider's name and address from the text. With `change` the client gets a changed copy of the
-    text, whose path is in `variable`.
+    It has a way for each API; or, where its settings or its login decide which it calls and where, `find` and `send`
+    read `files`, and say how it is sent here.
     """
 
-    path: str
-    home: tuple[str, str]
-    find: Callable[[str], tuple[str, str]]
-    change: Callable[[str, str], str] | None = None
-    variable: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownClient:
-    """A client by the names of its program. `owns_screen`: in a terminal, nothing may be written while it runs."""
-
     names: tuple[str, ...]
-    ways: Mapping[Api, Way]
+    ways: Mapping[Api, Way] = field(default_factory=dict)
     owns_screen: bool = False
-    settings: SettingsFile | None = None
+    files: tuple[Place, ...] = ()
+    find: Find | None = None
+    send: Send | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStart:
-    """How a client is started: its whole command, its whole environment, and the files that it needs, by path."""
+    """How a client is started: its whole command, its whole environment, and the files that it needs, by path.
+
+    `mirrored`, if there is one, is a folder whose files the folder of these has too, by links.
+    """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[str, str]
-
-
-def _find_codex_provider(text: str) -> tuple[str, str]:
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return "openai", ""
-    name = str(tree.get("model_provider") or "openai")
-    found = _descend(tree, "model_providers", name, "base_url")
-    return name, str(found or (tree.get("openai_base_url") if name == "openai" else "") or "")
-
-
-def _find_cline_provider(text: str) -> tuple[str, str]:
-    return _CLINE_PROVIDER, str(_descend(_parse(text), *_CLINE_ADDRESS) or "")
-
-
-def _change_cline_provider(text: str, base: str) -> str:
-    tree = _parse(text)
-    _descend(tree, *_CLINE_ADDRESS[:-1])[_CLINE_ADDRESS[-1]] = base
-    return json.dumps(tree)
-
-
-def _descend(tree: Any, *names: str) -> Any:
-    for name in names:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
+    mirrored: str = ""
 
 
 _OPENAI_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 _OPENAI = Way(_OPENAI_VARIABLES, dict.fromkeys(_OPENAI_VARIABLES, "$base"))
 _ANTHROPIC = Way(("ANTHROPIC_BASE_URL",), {"ANTHROPIC_BASE_URL": "$origin"})
 
+
+def _set_up(name: str, files: tuple[Place, ...], find: Find, send: Send) -> KnownClient:
+    """Return a client whose settings or login decide where it calls; all of these fill a terminal."""
+    return KnownClient((name,), owns_screen=True, files=files, find=find, send=send)
+
+
 CLIENTS = (
-    # It ignores OPENAI_BASE_URL.
-    KnownClient(
-        ("codex",),
-        {"openai": Way(arguments=("-c", '$key="$base"'))},
-        owns_screen=True,
-        settings=SettingsFile("config.toml", ("CODEX_HOME", ".codex"), _find_codex_provider),
-    ),
-    KnownClient(("claude",), {"anthropic": _ANTHROPIC}, owns_screen=True),
-    KnownClient(
-        ("opencode",),
-        {"openai": Way(("OPENAI_BASE_URL",)), "anthropic": Way(("ANTHROPIC_BASE_URL",))},
-        owns_screen=True,
+    _set_up("codex", settings.CODEX_FILES, settings.find_codex, settings.send_codex),
+    _set_up("claude", settings.CLAUDE_FILES, settings.find_claude, settings.send_claude),
+    *(
+        _set_up(
+            name,
+            settings.list_opencode_files(name),
+            partial(settings.find_opencode, name=name),
+            partial(settings.send_opencode, name=name),
+        )
+        for name in ("opencode", "kilo")
     ),
     KnownClient(
         ("aider",),
@@ -134,24 +92,12 @@ CLIENTS = (
             "anthropic": Way(("ANTHROPIC_API_BASE", "ANTHROPIC_BASE_URL"), {"ANTHROPIC_API_BASE": "$origin"}),
         },
     ),
-    KnownClient(
-        ("qwen",),
-        {"openai": Way(("OPENAI_BASE_URL",), {"OPENAI_BASE_URL": "$base"}, ("--openai-base-url", "$base"))},
-        owns_screen=True,
-    ),
-    # Its background process would keep these settings, and serve later runs of cline with them.
-    KnownClient(
-        ("cline",),
-        {"openai": Way(environment={"CLINE_SESSION_BACKEND_MODE": "local"})},
-        owns_screen=True,
-        settings=SettingsFile(
-            "data/settings/providers.json",
-            ("CLINE_DIR", ".cline"),
-            _find_cline_provider,
-            _change_cline_provider,
-            "CLINE_PROVIDER_SETTINGS_PATH",
-        ),
-    ),
+    _set_up("qwen", settings.QWEN_FILES, settings.find_qwen, settings.send_qwen),
+    _set_up("cline", settings.CLINE_FILES, settings.find_cline, settings.send_cline),
+    _set_up("pi", settings.PI_FILES, settings.find_pi, settings.send_pi),
+    _set_up("copilot", (), settings.find_copilot, settings.send_copilot),
+    _set_up("cn", settings.CONTINUE_FILES, settings.find_continue, settings.send_continue),
+    _set_up("gemini", settings.GEMINI_FILES, settings.find_gemini, settings.send_gemini),
     KnownClient(("llm",), {"openai": _OPENAI}),
 )
 _ANY_OTHER = KnownClient((), {"openai": _OPENAI, "anthropic": _ANTHROPIC})
@@ -166,6 +112,11 @@ _PACKAGES: Mapping[str, str] = {
     "@openai/codex": "codex",
     "@anthropic-ai/claude-code": "claude",
     "opencode-ai": "opencode",
+    "@kilocode/cli": "kilo",
+    "@continuedev/cli": "cn",
+    "@google/gemini-cli": "gemini",
+    "@github/copilot": "copilot",
+    "@earendil-works/pi-coding-agent": "pi",
     "@qwen-code/qwen-code": "qwen",
     "aider-chat": "aider",
 }
@@ -174,25 +125,16 @@ _VERSION = re.compile(r"(?<=.)@[^/]*$|[\[=<>~].*$")
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """What is known of a client before it is started. `upstream` is empty where the client itself names none.
-
-    `provider` is the name that the client has for its provider, empty if it has none; `settings` is the text of its
-    settings file.
-    """
+    """What is known of a client before it is started, and of the provider that it would call."""
 
     client: KnownClient
-    command: tuple[str, ...]
-    api: Api
-    upstream: str = ""
-    provider: str = ""
-    settings: str = ""
+    setup: Setup
+    provider: ClientProvider
 
     @property
-    def default_upstream(self) -> str:
-        """The provider's own address. Raises UnknownUpstream."""
-        if self.provider not in ("", *DEFAULT_UPSTREAMS):
-            raise UnknownUpstream(f"the address of the provider {self.provider} is not known; name it by --upstream")
-        return DEFAULT_UPSTREAMS[self.api]
+    def upstream(self) -> str:
+        """The address that the client itself names, empty where it names none."""
+        return self.provider.address
 
 
 def find_client(command: Sequence[str]) -> KnownClient:
@@ -214,55 +156,58 @@ def find_place(command: Sequence[str]) -> int:
     return place if place < len(command) else 0
 
 
-def plan_client(command: Sequence[str], environment: Mapping[str, str], settings: str = "") -> ClientPlan:
-    """Find which API a client will call, and where. `settings` is the text of its settings file, empty without one.
+def list_files(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> list[Path]:
+    """Return the files that say where a client will call, in the order in which they are to be read."""
+    words = command[find_place(command) + 1 :]
+    found = [path for place in find_client(command).files for path in place.list_files(words, environment, folder)]
+    return list(dict.fromkeys(found))
 
-    Raises UnknownUpstream if the client cannot be sent here.
+
+def plan_client(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    texts: Mapping[str, str] = MappingProxyType({}),
+    *,
+    is_named: bool = False,
+) -> ClientPlan:
+    """Find which API a client will call, and where.
+
+    `texts` are those of its files, by path; `is_named` says that the user has named the upstream. Raises
+    UnknownUpstream if the client cannot be sent here.
     """
     client = find_client(command)
-    plan = ClientPlan(client, tuple(command), _find_api(client, environment), settings=settings)
-    if client.settings is not None:
-        provider, upstream = client.settings.find(settings)
-        if client.settings.change is not None and not upstream:
-            raise UnknownUpstream(
-                f"it has no provider {provider} with an address; docs/clients/ says how to set one up"
-            )
-        return replace(plan, provider=provider, upstream=upstream)
-    if "opencode" in client.names:
-        provider = _find_provider(command)
-        plan = replace(plan, provider=provider, api="anthropic" if provider == "anthropic" else "openai")
-        if provider not in DEFAULT_UPSTREAMS:
-            return plan
-    upstream = next((environment[name] for name in client.ways[plan.api].variables if environment.get(name)), "")
-    if upstream and plan.api == "anthropic" and not upstream.rstrip("/").endswith("/v1"):
-        upstream = upstream.rstrip("/") + "/v1"
-    return replace(plan, upstream=upstream)
+    setup = Setup(tuple(command), environment, texts, is_named)
+    if client.find is not None:
+        return ClientPlan(client, setup, client.find(setup))
+    api = _find_api(client, environment)
+    address = next((environment[name] for name in client.ways[api].variables if environment.get(name)), "")
+    return ClientPlan(client, setup, ClientProvider(api, complete_base(address) if api == "anthropic" else address))
 
 
-def start_client(
-    plan: ClientPlan, origin: str, environment: Mapping[str, str], *, folder: str = "", has_all: bool = False
-) -> ClientStart:
+def start_client(plan: ClientPlan, origin: str, *, folder: str = "", has_all: bool = False) -> ClientStart:
     """Return how to start a client so that it calls the server at `origin`, and so that nothing else is changed.
 
     Its files are to be written into `folder`. With `has_all` the server's upstreams take every API that it may call.
     """
-    client, base = plan.client, f"{origin}/v1"
-    key = "openai_base_url" if plan.provider in ("", "openai") else f"model_providers.{plan.provider}.base_url"
-    changes, arguments, files = dict(_bypass_network_proxy(environment)), list[str](), dict[str, str]()
-    for api, way in client.ways.items():
-        if has_all or api == plan.api:
-            places = {"base": base, "origin": origin, "key": key}
-            changes |= {name: Template(text).substitute(places) for name, text in way.environment.items()}
+    command, environment = plan.setup.command, plan.setup.environment
+    if plan.client.send is not None:
+        changes = plan.client.send(plan.setup, plan.provider, origin, folder)
+    else:
+        changes = _send(plan, origin, has_all)
+    own = find_place(command) + 1
+    words = (*command[:own], *changes.arguments, *(changes.replaced.get(word, word) for word in command[own:]))
+    everything = {**environment, **_bypass_network_proxy(environment), **changes.environment}
+    return ClientStart(words, everything, changes.files, changes.mirrored)
+
+
+def _send(plan: ClientPlan, origin: str, has_all: bool) -> Changes:
+    """Return the changes by a client's ways: that of the API that it will call, or all."""
+    places, variables, arguments = {"base": f"{origin}/v1", "origin": origin}, dict[str, str](), list[str]()
+    for api, way in plan.client.ways.items():
+        if has_all or api == plan.provider.api:
+            variables |= {name: Template(text).substitute(places) for name, text in way.environment.items()}
             arguments += [Template(text).substitute(places) for text in way.arguments]
-    if "opencode" in client.names:
-        changes[_OPENCODE_CONFIG] = _set_provider(environment.get(_OPENCODE_CONFIG, ""), plan.provider, base)
-    if client.settings is not None and client.settings.change is not None:
-        path = str(PurePath(folder, PurePath(client.settings.path).name))
-        files[path] = client.settings.change(plan.settings, base)
-        changes[client.settings.variable] = path
-    own = find_place(plan.command) + 1
-    words = (*plan.command[:own], *arguments, *plan.command[own:])
-    return ClientStart(words, {**environment, **changes}, files)
+    return Changes(variables, tuple(arguments))
 
 
 def replace_own_address(plan: ClientPlan, server: Sequence[str]) -> ClientPlan:
@@ -273,7 +218,8 @@ def replace_own_address(plan: ClientPlan, server: Sequence[str]) -> ClientPlan:
     if not server or not f"{plan.upstream}/".startswith(f"{server[0]}/"):
         return plan
     upstreams = server[1:]
-    return replace(plan, upstream=upstreams[0] if len(upstreams) == 1 else "")
+    address = upstreams[0] if len(upstreams) == 1 else ""
+    return replace(plan, provider=replace(plan.provider, address=address))
 
 
 def _find_api(client: KnownClient, environment: Mapping[str, str]) -> Api:
@@ -281,26 +227,7 @@ def _find_api(client: KnownClient, environment: Mapping[str, str]) -> Api:
     for api, way in client.ways.items():
         if any(environment.get(name) for name in way.variables):
             return api
-    return next((api for api in client.ways if environment.get(_KEYS[api])), next(iter(client.ways)))
-
-
-def _find_provider(command: Sequence[str]) -> str:
-    """Return opencode's name of the provider, as in `--model openai/gpt-5`."""
-    for word, after in zip(command, [*command[1:], ""], strict=True):
-        name, _, value = word.partition("=")
-        if name in ("-m", "--model"):
-            return (value or after).partition("/")[0] or "openai"
-    return "openai"
-
-
-def _set_provider(config: str, provider: str, base: str) -> str:
-    """Return opencode's configuration with another address for a provider. Others in it stay."""
-    tree = _parse(config)
-    tree = tree if isinstance(tree, dict) else {}
-    providers = tree.get("provider") or {}
-    known = providers.get(provider) or {}
-    changed = known | {"options": (known.get("options") or {}) | {"baseURL": base}}
-    return json.dumps(tree | {"provider": providers | {provider: changed}})
+    return next((api for api in client.ways if environment.get(KEYS[api])), next(iter(client.ways)))
 
 
 def _bypass_network_proxy(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -311,10 +238,3 @@ def _bypass_network_proxy(environment: Mapping[str, str]) -> Mapping[str, str]:
     hosts = [host.strip() for host in known.split(",") if host.strip()]
     text = ",".join([*hosts, *(host for host in _LOOPBACK if host not in hosts)])
     return {"NO_PROXY": text, "no_proxy": text}
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return None

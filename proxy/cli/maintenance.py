@@ -157,6 +157,6 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("palimpsest.yaml"),
 ) -> None:
     """Write a settings file with every key, its meaning and its default."""
-    with file.open("x", encoding="utf-8") as target:
-        target.write(render_example())
+    file.touch(mode=0o600, exist_ok=False)  # keys of providers have their place in it
+    file.write_text(render_example(), encoding="utf-8")
     typer.echo(f"wrote {file}; use it with: palimpsest serve --config {file}")

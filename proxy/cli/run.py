@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -26,7 +25,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.clients import ClientPlan, find_client, plan_client, replace_own_address, start_client
+from proxy.cli.clients import ClientPlan, ClientStart, list_files, plan_client, replace_own_address, start_client
 from proxy.cli.formatting import format_count, make_plain
 from proxy.cli.logs import Log
 from proxy.cli.serve import (
@@ -52,7 +51,7 @@ _NOT_FOUND = 127  # as a shell says it
 _SIGNALLED = 128
 _START_SECONDS, _OTHER_START_SECONDS, _ENDING_SECONDS = 30.0, 2.0, 40.0
 _LOOK_SECONDS = 0.03
-_NOTICE_SECONDS = 1.0
+_NOTICE_SECONDS, _WARNING_SECONDS = 1.0, 15
 _SETTLE_SECONDS, _MOST_SETTLES = 0.2, 10
 _MOST_SESSIONS = 1000
 _BILLS = 256
@@ -161,7 +160,7 @@ class _Chooser:
         is_chosen = "--upstream" in self.options
         address = plan.upstream if not is_chosen else ""
         if not address and "upstreams" not in configured.model_fields_set:
-            address = plan.default_upstream
+            address = plan.provider.default_address
         known = [each.address for each in configured.upstream_policies()]
         if not address or known == [address.rstrip("/")]:
             yield self._make(configured, {}, has_all=is_chosen or "upstreams" in configured.model_fields_set)
@@ -224,25 +223,27 @@ class _Run:
                 plan = replace_own_address(self._plan(command), server)
                 target, address = self._join(self.chooser.list_targets(plan, server), stack)
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))
-                start = start_client(plan, address, self.environment, folder=folder, has_all=target.has_all)
-                for path, text in start.files.items():
-                    Path(path).write_text(text)
+                start = start_client(plan, address, folder=folder, has_all=target.has_all)
+                stack.enter_context(furnish(start, Path(folder)))
             except (ProxyError, ConfigError, OSError) as error:
                 _say(f"{command[0]} runs without the proxy, directly: {' '.join(str(error).split())}")
                 return end_like(run_client(program, command, self.environment))
             data = target.settings.data.absolute()
-            _say(f"{command[0]} runs through {self._find_page(target, address)}, with its log in {data}")
+            where = f"{self._find_page(target, address)}, with its log in {data}"
+            _say(f"the proxy for {command[0]} is {where}")
             # What the client starts of ours, such as `palimpsest statusline`, reads this log.
             environment = {**start.environment, "PALIMPSEST_DATA": str(data)}
             since_ms = int(time.time() * 1000)
             is_quiet = plan.client.owns_screen and sys.stdout.isatty()
-            with contextlib.nullcontext() if is_quiet else self._tell_epochs(target, since_ms):
+            notices = Notices(command[0], where)
+            with contextlib.nullcontext() if is_quiet else self._tell(notices, target, since_ms):
                 code = run_client(program, start.command, environment)
             self._tell_end(target, since_ms)
         return end_like(code)
 
     def _plan(self, command: Sequence[str]) -> ClientPlan:
-        return plan_client(command, self.environment, read_client_settings(command, self.environment))
+        texts = read_client_files(command, self.environment, Path.cwd())
+        return plan_client(command, self.environment, texts, is_named="--upstream" in self.chooser.options)
 
     def _join(self, targets: Iterable[Target], stack: contextlib.ExitStack) -> tuple[Target, str]:
         """Return the proxy that the client is to use, and its address. It stays until the stack is closed."""
@@ -273,17 +274,22 @@ class _Run:
         return self.services.find_link(target.settings) if sys.stderr.isatty() else f"{address}/-/"
 
     @contextlib.contextmanager
-    def _tell_epochs(self, target: Target, since_ms: int) -> Iterator[None]:
-        """Tell of each epoch that is opened in the `with` block."""
-        ending, told = threading.Event(), set[str]()
+    def _tell(self, notices: "Notices", target: Target, since_ms: int) -> Iterator[None]:
+        """Tell in the `with` block whether calls come, and of each epoch that is opened."""
+        ending, start = threading.Event(), time.monotonic()
+
+        async def query(log: Log) -> tuple[bool, list[Epoch]]:
+            return notices.has_told or await has_call(since_ms, log), await list_epochs(since_ms, log)
+
+        def look() -> None:
+            with contextlib.suppress(ProxyError, OSError):
+                has_calls, epochs = self.services.read(target.settings.data, None, query)
+                for line in notices.tell(has_calls, epochs, time.monotonic() - start):
+                    _say(line)
 
         def watch() -> None:
             while not ending.wait(_NOTICE_SECONDS):
-                with contextlib.suppress(ProxyError, OSError):
-                    for epoch in self.services.read(target.settings.data, None, partial(list_epochs, since_ms)):
-                        if epoch.id not in told:
-                            told.add(epoch.id)
-                            _say(f"compacted {epoch.tokens_before:,} to {epoch.tokens_after:,} tokens ({epoch.why})")
+                look()
 
         watcher = threading.Thread(target=watch, name="notices", daemon=True)
         watcher.start()
@@ -292,6 +298,8 @@ class _Run:
         finally:
             ending.set()
             watcher.join()
+            if not notices.has_told:
+                look()
 
     def _tell_end(self, target: Target, since_ms: int) -> None:
         """Tell in a line what the run came to, once its records are complete."""
@@ -315,17 +323,72 @@ class _Run:
         return self.services.read(target.settings.data, None, query)
 
 
-def read_client_settings(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the text of the settings file that names a client's provider, empty if there is none."""
-    file = find_client(command).settings
-    if file is None:
-        return ""
-    variable, folder = file.home
-    home = Path(environment.get(variable) or Path(environment.get("HOME", ""), folder))
+@dataclass(slots=True)
+class Notices:
+    """What is told while a client runs. Only calls that came show that it runs through the proxy."""
+
+    name: str
+    where: str
+    has_told: bool = False
+    has_warned: bool = False
+    told: set[str] = field(default_factory=set)
+
+    def tell(self, has_calls: bool, epochs: Iterable[Epoch], seconds: float) -> Iterator[str]:
+        """Yield the lines that are new, so many seconds after the client was started."""
+        if has_calls and not self.has_told:
+            self.has_told = True
+            yield f"{self.name} runs through {self.where}"
+        if not (has_calls or self.has_warned) and seconds >= _WARNING_SECONDS:
+            self.has_warned = True
+            yield (
+                f"no call of {self.name} has come in {_WARNING_SECONDS} s, or its provider refused all."
+                " If it is at work, its calls go elsewhere: docs/clients/ says what it needs"
+            )
+        for epoch in epochs:
+            if epoch.id not in self.told:
+                self.told.add(epoch.id)
+                yield f"compacted {epoch.tokens_before:,} to {epoch.tokens_after:,} tokens ({epoch.why})"
+
+
+def read_client_files(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the texts of the files that say where a client will call, by path, of those that can be read."""
+    texts = dict[str, str]()
+    for path in list_files(command, environment, folder):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            texts[str(path)] = path.read_text("utf-8")
+    return texts
+
+
+@contextlib.contextmanager
+def furnish(start: ClientStart, folder: Path) -> Iterator[None]:
+    """Write the files with which a client is started; at the end what it made beside them goes to its own folder."""
+    own = Path(start.mirrored)
+    if start.mirrored:
+        own.mkdir(parents=True, exist_ok=True)
+        for path in own.iterdir():
+            if str(folder / path.name) not in start.files:
+                (folder / path.name).symlink_to(path.absolute())
+    for name, text in start.files.items():
+        Path(name).touch(0o600)
+        Path(name).write_text(text)
     try:
-        return (home / file.path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+        yield
+    finally:
+        for path in folder.iterdir() if start.mirrored else ():
+            if not path.is_symlink() and str(path) not in start.files:
+                with contextlib.suppress(OSError):
+                    shutil.move(path, own / path.name)
+
+
+async def has_call(since_ms: int, log: LogReader) -> bool:
+    """Return whether a client has called since then."""
+    for row in await list_matching(log, _MOST_SESSIONS):
+        if row.last_ms < since_ms:
+            break
+        async for page in read_pages(log, row.id):
+            if any(call.opened_ms >= since_ms and call.kind != "auxiliary" for call in page):
+                return True
+    return False
 
 
 async def list_epochs(since_ms: int, log: LogReader) -> list[Epoch]:
@@ -366,7 +429,7 @@ async def sum_up(log: LogReader, inputs: SavingsInputs, since_ms: int) -> Totals
 def format_totals(totals: Totals) -> str:
     """Format what a run came to as a line."""
     if not totals.calls:
-        return "no call came through the proxy; docs/clients/ says what each client needs"
+        return "no call came through the proxy, or its provider refused all; docs/clients/ says what each client needs"
     parts = [
         format_count(totals.calls, "call"),
         f"{totals.input:,} tokens sent, {totals.output:,} received",

@@ -161,6 +161,7 @@ def test_init_writes_the_example_and_overwrites_nothing(tmp_path: Path, capsys: 
     file = tmp_path / "conf.yaml"
     assert call(FakeLog(), "config", "init", str(file)) == 0
     assert file.read_text() == render_example()
+    assert file.stat().st_mode & 0o777 == 0o600
     file.write_text("mine")
     assert call(FakeLog(), "config", "init", str(file)) == 1
     assert file.read_text() == "mine"

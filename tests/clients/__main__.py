@@ -53,8 +53,6 @@ def main(arguments: list[str]) -> int:
 
 def _try(client: Client, options: argparse.Namespace) -> tuple[str, list[str]]:
     """How a journey ended, and why; of a long one also what it came to."""
-    if options.run and client.is_by_hand:
-        return "skipped", ["`palimpsest run` does not know it"]
     if options.long and client.name not in LONG_TASKS:
         return "skipped", ["its calls are not shortened"]
     try:

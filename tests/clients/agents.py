@@ -237,7 +237,6 @@ AGENTS: tuple[Client, ...] = (
         {"GEMINI_API_KEY": "dummy", "GOOGLE_GEMINI_BASE_URL": "$origin", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
         {"$home/.gemini/settings.json": GEMINI},
         normal=_mask_gemini,
-        is_by_hand=True,
     ),
     Client(
         "pi",
@@ -246,7 +245,6 @@ AGENTS: tuple[Client, ...] = (
         Expected(8, (Tree(("root append*7",)),)),
         {"PI_CODING_AGENT_DIR": "$home/pi", "PI_OFFLINE": "1"},
         {"$home/pi/models.json": PI},
-        is_by_hand=True,
     ),
     Client(
         "copilot-cli",
@@ -262,6 +260,5 @@ AGENTS: tuple[Client, ...] = (
             "COPILOT_AUTO_UPDATE": "false",
         },
         normal=_mask_copilot,
-        is_by_hand=True,
     ),
 )

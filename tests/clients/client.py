@@ -88,8 +88,6 @@ class Client:
     # A client that calls at the same time has no order of its calls.
     is_ordered: bool = True
     inputs: tuple[str, ...] = ()
-    # `palimpsest run` does not know the variable that takes its calls elsewhere.
-    is_by_hand: bool = False
 
 
 def fill(text: str, places: Mapping[str, str]) -> str:

@@ -18,8 +18,9 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from proxy.cli.clients import UnknownUpstream, plan_client, start_client
-from proxy.cli.run import read_client_settings
+from proxy.cli.client_settings import UnknownUpstream
+from proxy.cli.clients import ClientStart, plan_client, start_client
+from proxy.cli.run import furnish, read_client_files
 from tests.clients.client import Client, fill
 from tests.clients.comparing import Run, check_run, compare_log, compare_runs, drop_listings
 from tests.clients.counting import Meter
@@ -180,14 +181,14 @@ def _drive(
     settings = _SETTINGS | {"HOME": places["home"]} | dict(client.settings)
     environment = {"PATH": path} | {name: fill(value, places) for name, value in settings.items()}
     codes, output = [], b""
+    origin = "" if starter else places["origin"]
     try:
         for command, given in zip_longest(client.commands, client.inputs, fillvalue=""):
-            words: Sequence[str] = [fill(word, places) for word in command]
-            sent: Mapping[str, str] = environment
-            if not starter:
-                words, sent = _send_to(places["origin"], words, environment, Path(places["home"]))
-            first = shutil.which(words[0], path=path) or words[0]
-            code, said = _run([*starter, first, *words[1:]], sent, places["work"], client.seconds, given)
+            words = tuple(fill(word, places) for word in command)
+            with _prepare(origin, words, environment, Path(places["work"])) as start:
+                first = shutil.which(start.command[0], path=path) or start.command[0]
+                program = [*starter, first, *start.command[1:]]
+                code, said = _run(program, start.environment, places["work"], client.seconds, given)
             if starter:
                 _wait_for_proxy(starter[starter.index("--data") + 1])
             codes.append(code)
@@ -199,21 +200,23 @@ def _drive(
     return Run(tuple(codes), output, tuple(upstream.recording), files, kept)
 
 
-def _send_to(
-    origin: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
-) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """A command and its environment as `palimpsest run` starts it with a proxy at this address.
+@contextlib.contextmanager
+def _prepare(origin: str, words: tuple[str, ...], environment: Mapping[str, str], work: Path) -> Iterator[ClientStart]:
+    """A command and its environment as `palimpsest run` starts it with a proxy at this address, if there is one.
 
     What each client needs for that stands in the product's table only. What sets a client up is started as it is.
     """
+    start, folder = ClientStart(words, environment, {}), work.with_name("start")
+    folder.mkdir()
     try:
-        plan = plan_client(words, environment, read_client_settings(words, environment))
+        if origin:
+            plan = plan_client(words, environment, read_client_files(words, environment, work))
+            start = start_client(plan, origin, folder=str(folder))
     except UnknownUpstream:
-        return tuple(words), environment
-    start = start_client(plan, origin, environment, folder=str(folder))
-    for path, text in start.files.items():
-        Path(path).write_text(text)
-    return start.command, start.environment
+        pass
+    with furnish(start, folder):
+        yield start
+    shutil.rmtree(folder)
 
 
 def _run(

@@ -111,9 +111,8 @@ def list_trips(client: Client, long: Long, root: Path) -> Iterator[Trip]:
     traveller, way = _equip(client, long), _make_way(long, root)
     under_ceiling, recalls = (f"--ceiling={long.ceiling}",), bool(long.task.recalls)
     for name, by_run in (("hand", False), ("run", True)):
-        if not (by_run and client.is_by_hand):
-            through = replace(way, data=root / name, by_run=by_run, options=under_ceiling)
-            yield Trip(name, through, traveller, long.expected, long.ceiling, has_recalls=recalls)
+        through = replace(way, data=root / name, by_run=by_run, options=under_ceiling)
+        yield Trip(name, through, traveller, long.expected, long.ceiling, has_recalls=recalls)
     if long.killed is None:
         return
     # A window has room for an answer, too.

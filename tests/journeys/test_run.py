@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli.run import Notices
 from tests.journeys.provider import Provider, run_provider
 from tests.journeys.running import run_command, run_proxy
 
@@ -108,9 +109,11 @@ def name_log(home: Path, provider: Provider) -> Path:
 
 def test_a_program_with_the_sdk_is_recorded_and_nothing_is_left(provider: Provider, tmp_path: Path) -> None:
     code, out, trouble = end(start(tmp_path, provider, "run", "--", sys.executable, "-c", ASK))
-    first, last = trouble.splitlines()
+    first, second, last = trouble.splitlines()
     assert (code, out) == (0, "")
-    assert re.match(r"palimpsest: \S+ runs through http://127\.0\.0\.1:\d+/-/, with its log in \S+", first)
+    where = re.fullmatch(r"palimpsest: the proxy for \S+ is (http://127\.0\.0\.1:\d+/-/, with its log in \S+)", first)
+    assert where
+    assert second == f"palimpsest: {sys.executable} runs through {where[1]}"
     assert last == "palimpsest: 1 call; 7 tokens sent, 11 received; 0 epochs"
     log = name_log(tmp_path, provider)
     wait_for(lambda: not list_proxies(tmp_path))
@@ -130,6 +133,61 @@ def test_the_exit_code_is_the_clients(script: str, code: int, provider: Provider
     got, _, trouble = end(start(tmp_path, provider, "run", "sh", "-c", script))
     assert got == code
     assert "no call came through the proxy" in trouble
+    assert "runs through" not in trouble
+
+
+def test_what_is_told_of_calls_depends_on_whether_they_came_and_when() -> None:
+    late, early = Notices("agent", "here"), Notices("agent", "here")
+    assert [list(late.tell(False, (), seconds)) for seconds in (1.0, 14.9)] == [[], []]
+    [warning] = late.tell(False, (), 15.0)
+    assert warning.startswith("no call of agent has come in 15 s")
+    assert [list(late.tell(False, (), 16.0)), list(late.tell(True, (), 90.0))] == [[], ["agent runs through here"]]
+    assert [list(early.tell(True, (), 1.0)), list(early.tell(True, (), 20.0))] == [["agent runs through here"], []]
+
+
+def test_a_login_of_codex_with_a_plan_has_the_plans_backend_as_its_upstream(provider: Provider, tmp_path: Path) -> None:
+    """What `run` starts is the server for it; the plan's token is sent nowhere else."""
+    login = tmp_path / ".codex" / "auth.json"
+    login.parent.mkdir()
+    login.write_text(json.dumps({"auth_mode": "chatgpt", "tokens": {"access_token": "plan-token"}}))
+    program = tmp_path / "codex"
+    program.write_text('#!/bin/sh\ncat "$PALIMPSEST_DATA/upstreams"\n')
+    program.chmod(0o700)
+    _, out, trouble = end(start(tmp_path, provider, "run", "--", str(program)))
+    assert out.split() == ["https://chatgpt.com/backend-api/codex"]
+    assert "palimpsest/chatgpt.com-backend-api-codex" in trouble
+
+
+# As pi does: it takes the address of its first provider, and a file of its own beside `models.json`.
+LIKE_PI = """#!{python}
+import json, os, pathlib, urllib.request
+folder = pathlib.Path(os.environ["PI_CODING_AGENT_DIR"])
+print((folder / "settings.json").read_text(), flush=True)
+(folder / "auth.json").write_text("made in the run")
+[provider] = json.loads((folder / "models.json").read_text())["providers"].values()
+asked = {"model": "m", "messages": [{"role": "user", "content": "Tell me."}]}
+head = {"content-type": "application/json", "authorization": "Bearer sk-run"}
+url = provider["baseUrl"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(asked).encode(), head), timeout=60).read()
+"""
+
+
+def test_pi_calls_here_by_a_folder_that_has_its_settings_and_keeps_what_it_makes(
+    provider: Provider, tmp_path: Path
+) -> None:
+    own = tmp_path / ".pi" / "agent"
+    own.mkdir(parents=True)
+    models = json.dumps({"providers": {"mine": {"baseUrl": provider.base_url, "api": "openai-completions"}}})
+    (own / "models.json").write_text(models)
+    (own / "settings.json").write_text('{"theme": "dark"}')
+    program = tmp_path / "pi"
+    program.write_text(LIKE_PI.replace("{python}", sys.executable))
+    program.chmod(0o700)
+    code, out, trouble = end(start(tmp_path, provider, "run", "--", str(program)))
+    assert (code, out) == (0, '{"theme": "dark"}\n'), trouble
+    assert "1 call" in trouble
+    assert (own / "models.json").read_text() == models
+    assert (own / "auth.json").read_text() == "made in the run"
 
 
 def test_a_client_that_is_not_there_is_named(provider: Provider, tmp_path: Path) -> None:
@@ -278,13 +336,13 @@ def test_a_run_within_a_run_shares_its_proxy_or_has_a_directory_beside_its_own(
     ask = [sys.executable, "-c", ASK]
     inner = [sys.executable, "-m", "proxy", "run", "--"]
     code, _, trouble = end(start(tmp_path, provider, "run", "--", *inner, *ask))
-    places = re.findall(r"runs through (\S+), with its log in (\S+)", trouble)
+    places = re.findall(r"the proxy for \S+ is (\S+), with its log in (\S+)", trouble)
     assert (code, len(places), len(set(places))) == (0, 2, 1)
     with run_provider() as other:
         # Another client, with another upstream than that of the one that started it.
         setting = f"OPENAI_BASE_URL={other.base_url}"
         code, _, trouble = end(start(tmp_path, provider, "run", "--", "env", setting, *inner, *inner, *ask))
-        outer, middle, innermost = re.findall(r"runs through (\S+), with its log in (\S+)", trouble)
+        outer, middle, innermost = re.findall(r"the proxy for \S+ is (\S+), with its log in (\S+)", trouble)
         assert (code, len(other.seen), middle) == (0, 1, innermost)
         assert [outer[1], middle[1]] == [str(name_log(tmp_path, each)) for each in (provider, other)]
 
@@ -318,7 +376,7 @@ def test_the_settings_of_a_client_are_read_and_its_copy_is_gone(provider: Provid
     program.chmod(0o700)
     code, out, trouble = end(start(tmp_path, provider, "run", "--", str(program)))
     copy, text = out.split("\n", 1)
-    address = re.findall(r"through (http://127\.0\.0\.1:\d+)/-/", trouble)[0]
+    address = re.findall(r"is (http://127\.0\.0\.1:\d+)/-/", trouble)[0]
     assert code == 0
     assert f'"baseUrl": "{address}/v1"' in text
     assert not Path(copy).parent.exists()

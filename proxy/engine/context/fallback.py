@@ -368,7 +368,7 @@ class FallbackChain:
             began = self._clock.monotonic()
             state = await self.memory.add(state, wanted.seconds)
             left = max(0.0, wanted.seconds - (self._clock.monotonic() - began))
-            draft = await self._plan(state, msgspec.structs.replace(wanted, seconds=left))
+            draft = await self._plan(state, wanted, left)
             if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
@@ -378,15 +378,16 @@ class FallbackChain:
             return None
         return await self._open_planned(state, draft, wanted, rung)
 
-    async def _plan(self, state: RequestState, wanted: _EpochRequest) -> RenderedPlan:
+    async def _plan(self, state: RequestState, wanted: _EpochRequest, left: float) -> RenderedPlan:
         """Return the plan that was drafted ahead if it holds for this request, else its own. Raises TimeoutError.
 
-        A plan that is late is kept for the next request.
+        A plan that is late, after what is `left` of its seconds, is kept for the next request. Errors name the limit
+        and not what was left of it, so that the log counts them as one line.
         """
         clock, context = asyncio.get_running_loop().time, state.context
-        deadline = clock() + wanted.seconds
+        deadline = clock() + left
         if context.drafting is not None:
-            await self.planner.wait(context.drafting, wanted.seconds)
+            await self.planner.wait(context.drafting, left)
         if context.drafting is not None:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
         inputs = self._list_wanted(state, wanted)

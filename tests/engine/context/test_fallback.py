@@ -265,6 +265,28 @@ async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of
     ]
 
 
+async def test_a_late_plan_is_told_by_its_limit_however_much_of_that_memory_took() -> None:
+    """Equal lines of the log are counted: what was left of the limit would make each another."""
+    late = Late()
+    case = await late.setup.read_state(LONG)
+
+    class SlowMemory:
+        async def add(self, state: RequestState, seconds: float) -> RequestState:
+            late.setup.clock.advance(seconds - 0.01)
+            return state
+
+        async def show(self, state: RequestState) -> RequestState:
+            return state
+
+    late.setup.chain.memory = SlowMemory()
+    try:
+        await late.setup.run_chain(case)
+    finally:
+        await late.release(case)
+    [failed] = late.setup.list_events(RungFailed)
+    assert failed.problem == "TimeoutError: planning took more than 10 s"
+
+
 async def test_where_all_the_time_is_spent_the_minimal_plan_is_made_all_the_same() -> None:
     late = Late()
     case = await late.setup.read_state(LONG)

@@ -295,7 +295,8 @@ def test_of_a_long_second_newest_turn_what_fits_stays() -> None:
     made = plan(history)
     sent = render(history, made)
     kept = [each["content"] for each in sent if each["role"] == "user"][1:]
-    assert len(kept) == 2 and kept[0].startswith("Keep the order of the columns.") and len(kept[0]) < 1_000
+    assert len(kept) == 2 and kept[0].startswith("Keep the order of the columns.") and "Then stop." in kept[0]
+    assert len(kept[0]) < len(long["content"]) / 2
     assert made.tokens == sum(see(each).tokens for each in sent)
 
 

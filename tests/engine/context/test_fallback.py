@@ -9,6 +9,7 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
+from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Written
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from tests.support import managed
@@ -347,10 +348,14 @@ async def test_a_plan_in_vain_is_a_fact_of_that_request_and_of_those_that_follow
     assert (await setup.run_chain(longer)).rung == "plan"
 
 
+async def _find_nothing(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
+    return "Nothing was found."
+
+
 async def test_a_reference_stands_for_the_same_messages_when_the_client_spells_them_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine, history = ManagedEngine(), make_history(160, 300)
+    engine, history = ManagedEngine(run=_find_nothing), make_history(160, 300)  # with the tool that reads references
     for steps in range(30, 110):
         if len(engine.epochs) == 1:
             monkeypatch.setattr(managed, "spell_as_client", lambda body: json.dumps(body, indent=1).encode())

@@ -24,7 +24,7 @@ from proxy.assembly import Engine, build_engine, open_index, open_log
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
-from proxy.doctor.surroundings import examine_surroundings
+from proxy.doctor.surroundings import examine_surroundings, list_upstreams
 from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.files import mirror_memory
@@ -270,7 +270,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
 
 
 async def _diagnose(settings: Settings, inputs: SavingsInputs) -> Diagnosis:
-    return conclude(__version__, await examine_surroundings(settings, inputs, is_quick=True))
+    found = await examine_surroundings(settings, inputs, is_quick=True)
+    return conclude(__version__, found, list_upstreams(settings))
 
 
 def configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:

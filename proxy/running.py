@@ -109,8 +109,13 @@ def follow_events(
     return AdminClient(address, token).follow(f"/-/api/events?{urlencode(query)}", last_id, take)
 
 
+def read_admin_token(settings: Settings) -> str:
+    """Return the admin token as `find_admin_token` does, but make none: it is empty then."""
+    return settings.server_policy().admin_token or read_secret(settings.data / TOKEN_FILE)
+
+
 def _read_token(settings: Settings) -> str:
-    token = settings.server_policy().admin_token or read_secret(settings.data / TOKEN_FILE)
+    token = read_admin_token(settings)
     if not token:
         raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
     return token

@@ -1,6 +1,6 @@
 """Settings of the engine as plain values: tenants, providers, and the policy of exchanges."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -11,6 +11,23 @@ from proxy.model.exchange import Mode
 
 LoopAction = Literal["notify", "annotate"]
 RECORD_CAP_BYTES = 8 * 1024 * 1024
+
+
+def matches(model: str, patterns: Sequence[str]) -> bool:
+    """Return whether a model's name matches one of these shell patterns."""
+    return any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
+def choose_upstream(patterns: Sequence[Sequence[str]], model: str) -> int:
+    """Return the place of the upstream that calls of a model go to, by the patterns of each.
+
+    It is the first that matches, else the first without patterns, else the first of all.
+    """
+    if model:
+        for i, each in enumerate(patterns):
+            if matches(model, each):
+                return i
+    return next((i for i, each in enumerate(patterns) if not each), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
-from proxy.model.errors import ProxyError, StoreUnavailable
+from proxy.model.errors import ProxyError, StoreUnavailable, tell_install
 from proxy.model.events import SessionsErased
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
@@ -192,7 +192,7 @@ def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
     if not policy.endpoint:
         return None
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
-        what = "needs the extra telemetry; make run EXTRAS=telemetry, or pip install 'palimpsest[telemetry]'"
+        what = f"needs the extra telemetry: {tell_install('telemetry')}"
         raise ConfigError([Problem("telemetry.endpoint", what)])
     from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - its library takes 0.1 s, and few need it
 

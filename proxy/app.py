@@ -25,9 +25,10 @@ from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.doctor.surroundings import examine_surroundings, list_upstreams
-from proxy.engine.doctor.findings import Diagnosis, conclude
+from proxy.engine.doctor.findings import Diagnosis, conclude, judge_misplaced
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.files import mirror_memory
+from proxy.engine.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
 from proxy.engine.reports.savings import SavingsInputs
@@ -259,7 +260,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.memory_compaction.memory.archive),
-        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs)),
+        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.misplaced)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
         maps=MapsApi(OperatorEngine(engine.conversations, settings.operators.policy(), engine.sandbox)),
@@ -269,8 +270,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     return app, health
 
 
-async def _diagnose(settings: Settings, inputs: SavingsInputs) -> Diagnosis:
+async def _diagnose(settings: Settings, inputs: SavingsInputs, misplaced: MisplacedKeys) -> Diagnosis:
     found = await examine_surroundings(settings, inputs, is_quick=True)
+    found += [finding for each in sorted(misplaced.found) if (finding := judge_misplaced(each)) not in found]
     return conclude(__version__, found, list_upstreams(settings))
 
 

@@ -22,6 +22,7 @@ from proxy.config import Settings, read_environment
 from proxy.config.sections import UpstreamSettings
 from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models, list_upstreams
 from proxy.engine.doctor.findings import (
+    MISPLACED,
     Diagnosis,
     Finding,
     ServerFacts,
@@ -97,6 +98,7 @@ async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool
     store = await inspect_store(settings, is_quick=True)
     found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
     found.append(judge_server(server, __version__, settings.mode))
+    found += [each for each in server.misplaced if each not in found]
     if address:
         for probe, key in zip(probes, keys, strict=True):
             if _is_comparable(settings, server, probe):
@@ -215,6 +217,7 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
         mode=mode if isinstance(mode, str) else "",
         ceiling=ceiling if isinstance(ceiling, int) else None,
         upstreams=told.upstreams,
+        misplaced=tuple(each for each in told.findings if each.name.startswith(f"{MISPLACED} ")),
     )
 
 

@@ -28,6 +28,7 @@ from proxy.engine.doctor.findings import (
     judge_bodies,
     judge_disk,
     judge_local,
+    judge_misplaced,
     judge_mode,
     judge_preamble,
     judge_route,
@@ -37,6 +38,7 @@ from proxy.engine.doctor.findings import (
     judge_window,
     list_clients,
 )
+from proxy.engine.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
 from proxy.engine.policy import choose_upstream
 from proxy.engine.ports import LogReader
@@ -87,6 +89,7 @@ async def examine_surroundings(
     reached = {upstream for upstream, _ in models}
     found += judge_models(settings, inputs, models)
     found += [judge_route(each.name) for each in settings.upstream_policies() if each.name not in reached]
+    found += [judge_misplaced(each) for each in MisplacedKeys(settings.engine_policy().places).found]
     found.append(judge_traffic(store, now_ms))
     if (bodies := judge_bodies(store)) is not None:
         found.append(bodies)

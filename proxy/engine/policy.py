@@ -57,6 +57,15 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
+class CredentialPlace:
+    """The host of an upstream, and the key that calls to it have; without one they have that of the client."""
+
+    upstream: str
+    host: str
+    key: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class EnginePolicy:
     """Defaults of every exchange."""
 
@@ -72,6 +81,7 @@ class EnginePolicy:
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
+    places: tuple[CredentialPlace, ...] = ()  # where credentials go, to tell of those that go to the wrong provider
     strategy: Strategy = "epochs"
     loop_action: LoopAction = "notify"  # whether its model is told, too
     loop_threshold: int = 3  # how often in a row the same call of a tool is a loop; 0: none is looked for

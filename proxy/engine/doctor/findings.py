@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import Budget
+from proxy.engine.misplaced_keys import MisplacedKey
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 
@@ -23,6 +24,7 @@ _CLOCK_SECONDS = 30.0
 _BEHIND_SECONDS = 60.0
 _DAY_MS = 86_400_000
 _REFUSED = (401, 403)
+MISPLACED = "credential"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +119,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""
     ceiling: int | None = None
     upstreams: tuple[UpstreamFacts, ...] = ()
+    misplaced: tuple[Finding, ...] = ()
 
 
 def conclude(version: str, findings: Iterable[Finding], upstreams: Iterable[UpstreamFacts] = ()) -> Diagnosis:
@@ -312,6 +315,18 @@ def judge_route(upstream: str) -> Finding:
         "List its models in its settings; an upstream without `models` gets a call only if it is the first of these."
     )
     return Finding(name=f"route {upstream}", state="warning", sentence=what, advice=advice)
+
+
+def judge_misplaced(found: MisplacedKey) -> Finding:
+    """Say that a credential goes to a provider whose it is not, who then has it."""
+    what = f"A credential in the form of {found.owner} goes to {found.upstream}, which is {found.receiver}'s."
+    advice = (
+        f"Give {found.owner} an upstream of its own with `models`, or that upstream the right api_key; if it is a key "
+        "that matters, replace it."
+    )
+    facts: Facts = {"upstream": found.upstream, "owner": found.owner, "receiver": found.receiver}
+    name = f"{MISPLACED} {found.upstream}"
+    return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
 
 
 def judge_preamble(session: str, tokens: int, budget: Budget) -> Finding | None:

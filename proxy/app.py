@@ -26,9 +26,9 @@ from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.doctor.surroundings import examine_surroundings, list_upstreams
 from proxy.engine.doctor.findings import Diagnosis, conclude, judge_misplaced
+from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.files import mirror_memory
-from proxy.engine.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
 from proxy.engine.reports.savings import SavingsInputs

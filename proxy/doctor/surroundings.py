@@ -38,7 +38,7 @@ from proxy.engine.doctor.findings import (
     judge_window,
     list_clients,
 )
-from proxy.engine.misplaced_keys import MisplacedKeys
+from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
 from proxy.engine.policy import choose_upstream
 from proxy.engine.ports import LogReader

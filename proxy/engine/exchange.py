@@ -16,7 +16,7 @@ from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.history.held import HeldExchange, HeldHistories
 from proxy.engine.history.path import expect_messages
 from proxy.engine.lineage.chain import digest_layers
-from proxy.engine.misplaced_keys import MisplacedKeys
+from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.options import read_options
 from proxy.engine.policy import EnginePolicy

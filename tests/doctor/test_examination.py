@@ -18,7 +18,7 @@ from proxy.doctor.examination import call_live, find_key, probe_upstream, rehear
 from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_models
 from proxy.engine.doctor.findings import Finding
 from proxy.engine.doctor.rehearsal import HeardClient, RehearsalUpstream, RehearsedConversation
-from proxy.engine.misplaced_keys import MisplacedKey
+from proxy.engine.lineage.misplaced_keys import MisplacedKey
 from proxy.model.exchange import ClientRequest
 from proxy.store.sqlite.archive import open_sqlite
 from tests.journeys.provider import run_application, run_provider

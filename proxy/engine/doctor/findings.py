@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.engine.misplaced_keys import MisplacedKey
+from proxy.engine.lineage.misplaced_keys import MisplacedKey
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 

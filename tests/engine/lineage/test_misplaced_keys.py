@@ -6,7 +6,7 @@ import pytest
 
 from proxy.config import make_settings
 from proxy.engine.doctor.findings import judge_misplaced
-from proxy.engine.misplaced_keys import MisplacedKey, MisplacedKeys
+from proxy.engine.lineage.misplaced_keys import MisplacedKey, MisplacedKeys
 
 OPENAI = {"name": "openai", "base_url": "https://api.openai.com/v1"}
 CLAUDE = {"name": "claude", "base_url": "https://api.anthropic.com/v1", "models": ["claude-*"]}

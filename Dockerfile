@@ -12,7 +12,7 @@ COPY requirements.lock requirements-outlines.lock requirements-mcp.lock requirem
      requirements-telemetry.lock /source/
 RUN set -e; for lock in requirements $(for extra in $EXTRAS; do echo "requirements-$extra"; done); do \
         /venv/bin/pip install --no-deps --require-hashes --requirement "/source/$lock.lock"; done
-COPY pyproject.toml README.md LICENSE /source/
+COPY pyproject.toml palimpsest_command.py README.md LICENSE /source/
 COPY proxy /source/proxy
 RUN /venv/bin/pip install --no-deps --no-build-isolation /source \
     && /venv/bin/pip uninstall --yes setuptools pip

@@ -1,6 +1,8 @@
 # The two targets a person needs are `run` and `test`; both do all set-up by themselves. `make help` lists the others.
 
-PYTHON ?= python3
+# The environment that we make has no pip, and its python3 may come first on PATH: then the Python that it was made with.
+PYTHON ?= $(shell python3 -c 'import sys, importlib.util as u; print(sys.executable if u.find_spec("pip") else sys._base_executable)' \
+	2>/dev/null || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check --quiet

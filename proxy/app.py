@@ -24,8 +24,9 @@ from proxy.assembly import Engine, build_engine, open_index, open_log
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
-from proxy.doctor.surroundings import examine_surroundings
-from proxy.engine.doctor.findings import Diagnosis, conclude
+from proxy.doctor.surroundings import examine_surroundings, list_upstreams
+from proxy.engine.doctor.findings import Diagnosis, conclude, judge_misplaced
+from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.files import mirror_memory
 from proxy.engine.models import PriceList
@@ -34,7 +35,7 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
-from proxy.model.errors import ProxyError, StoreUnavailable
+from proxy.model.errors import ProxyError, StoreUnavailable, tell_install
 from proxy.model.events import SessionsErased
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
@@ -192,7 +193,7 @@ def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
     if not policy.endpoint:
         return None
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
-        what = "needs the extra telemetry; make run EXTRAS=telemetry, or pip install 'palimpsest[telemetry]'"
+        what = f"needs the extra telemetry: {tell_install('telemetry')}"
         raise ConfigError([Problem("telemetry.endpoint", what)])
     from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - its library takes 0.1 s, and few need it
 
@@ -260,7 +261,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.memory_compaction.memory.archive),
-        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs)),
+        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.misplaced)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
         maps=MapsApi(OperatorEngine(engine.conversations, settings.operators.policy(), engine.sandbox)),
@@ -270,8 +271,10 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     return app, health
 
 
-async def _diagnose(settings: Settings, inputs: SavingsInputs) -> Diagnosis:
-    return conclude(__version__, await examine_surroundings(settings, inputs, is_quick=True))
+async def _diagnose(settings: Settings, inputs: SavingsInputs, misplaced: MisplacedKeys) -> Diagnosis:
+    found = await examine_surroundings(settings, inputs, is_quick=True)
+    found += [finding for each in sorted(misplaced.found) if (finding := judge_misplaced(each)) not in found]
+    return conclude(__version__, found, list_upstreams(settings))
 
 
 def configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:

@@ -69,7 +69,7 @@ from proxy.engine.turns.files import FileKeeper, build_files
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
-from proxy.model.errors import WorkerLost
+from proxy.model.errors import WorkerLost, tell_install
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
 from proxy.reading import build_tokenizer
 from proxy.reading import measure as measure
@@ -102,10 +102,6 @@ Connect = Callable[[UpstreamPolicy, TaskRunner, Descriptors, str], ClosableUpstr
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
-_INSTALL = (
-    "install it by make run EXTRAS=providers, pip install 'palimpsest[providers]', "
-    "or for an image by docker build --build-arg EXTRAS=providers"
-)
 
 _log = logging.getLogger("palimpsest")
 
@@ -450,7 +446,7 @@ def build_upstream(
     """
     if policy.kind == "litellm":
         if not is_installed():
-            what = f"{policy.name!r} is of kind litellm, which needs the extra providers; {_INSTALL}"
+            what = f"{policy.name!r} is of kind litellm, which needs the extra providers: {tell_install('providers')}"
             raise ConfigError([Problem("upstreams", what)])
         from proxy.upstream.litellm_client import LitellmClient  # noqa: PLC0415 - as said above
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from urllib.parse import quote, urlencode
 
 from proxy.config import Settings
-from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.errors import NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.upstream.admin_client import AdminClient
 from proxy.upstream.origin import name_address
@@ -82,8 +82,15 @@ def find_server(settings: Settings) -> tuple[str, ...]:
 
 
 def find_link(settings: Settings) -> str:
-    """Return the link to the server's page, with the admin token. Raises NotFound if there is no token yet."""
-    return f"{find_address(settings)}/-/?token={quote(_read_token(settings), safe='')}"
+    """Return the link to the server's page, with the admin token.
+
+    Raises NotFound if there is no token yet, and UpstreamUnreachable if no server answers.
+    """
+    address, token = find_address(settings), _read_token(settings)
+    if not AdminClient(address, "").is_live():
+        what = f"no server answers at {address}, so there is no page to open; `palimpsest serve --data {settings.data}`"
+        raise UpstreamUnreachable(f"{what} shows its log, or say --data, or --host, --port")
+    return f"{address}/-/?token={quote(token, safe='')}"
 
 
 def ask_server(
@@ -109,8 +116,13 @@ def follow_events(
     return AdminClient(address, token).follow(f"/-/api/events?{urlencode(query)}", last_id, take)
 
 
+def read_admin_token(settings: Settings) -> str:
+    """Return the admin token as `find_admin_token` does, but make none: it is empty then."""
+    return settings.server_policy().admin_token or read_secret(settings.data / TOKEN_FILE)
+
+
 def _read_token(settings: Settings) -> str:
-    token = settings.server_policy().admin_token or read_secret(settings.data / TOKEN_FILE)
+    token = read_admin_token(settings)
     if not token:
         raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
     return token

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterable
 from importlib.metadata import distribution, packages_distributions
@@ -151,7 +152,7 @@ def test_the_package_imports_nothing_that_a_core_install_lacks() -> None:
 
 
 def test_a_wheel_has_the_map_of_models_and_asks_for_what_the_project_does(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "palimpsest_command.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
     build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
@@ -159,6 +160,7 @@ def test_a_wheel_has_the_map_of_models_and_asks_for_what_the_project_does(tmp_pa
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
     with zipfile.ZipFile(tmp_path / told.splitlines()[-1]) as wheel:
         packed = {name for name in wheel.namelist() if name.startswith("proxy/")}
+        assert "palimpsest_command.py" in wheel.namelist()
         [metadata] = (name for name in wheel.namelist() if name.endswith("/METADATA"))
         asked = re.findall(r"(?m)^Requires-Dist: (.*)$", wheel.read(metadata).decode())
     files = [path for path in (tmp_path / "proxy").rglob("*") if path.is_file()]
@@ -171,6 +173,39 @@ def test_a_wheel_has_the_map_of_models_and_asks_for_what_the_project_does(tmp_pa
 def test_the_console_script_exists() -> None:
     module, _, name = project()["scripts"]["palimpsest"].partition(":")
     assert callable(getattr(importlib.import_module(module), name))
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_the_command_says_which_package_has_its_name(tmp_path: Path, is_ours: bool) -> None:
+    (tmp_path / "proxy").mkdir()
+    (tmp_path / "proxy" / "__init__.py").write_text('"""proxy.py"""\n')
+    (tmp_path / "proxy" / "__main__.py").write_text("def entry_point() -> None: ...\n")
+    folder = tmp_path / "theirs-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: proxy.py\nVersion: 1.0\n")
+    (folder / "top_level.txt").write_text("proxy\n")
+    (folder / "RECORD").write_text("proxy/__init__.py,,\n")
+    places = [str(ROOT)] if is_ours else [str(tmp_path), str(ROOT)]
+    code = f"import sys; sys.path[:0] = {places}; sys.argv = ['palimpsest', '--version']\n"
+    command = [sys.executable, "-P", "-c", f"{code}from palimpsest_command import main; main()"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
+    if is_ours:
+        assert (ended.returncode, ended.stderr) == (0, "") and proxy.__version__ in ended.stdout
+        return
+    assert ended.returncode == 1 and len(ended.stderr.splitlines()) == 1
+    assert "of proxy.py, is not palimpsest's: " in ended.stderr and str(tmp_path / "proxy") in ended.stderr
+
+
+def test_make_installs_by_a_python_that_has_pip_although_the_environment_comes_first(tmp_path: Path) -> None:
+    venv.create(tmp_path / "made", with_pip=False, symlinks=True)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'made' / 'bin'}:{os.environ['PATH']}"}
+    command = ["make", "--dry-run", f"VENV={tmp_path / 'made'}", "install", "EXTRAS=mcp"]
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True)
+    [chosen, *_] = re.findall(r"(?m)^(\S+) -m pip .* --requirement requirements-mcp.lock", told.stdout)
+    asked = subprocess.run(
+        [chosen, "-m", "pip", "--version"], env=environment, capture_output=True, timeout=LIMIT, check=False
+    )
+    assert asked.returncode == 0, chosen
 
 
 def test_one_version() -> None:

@@ -98,5 +98,16 @@ def test_the_link_has_the_token_as_an_address_spells_it(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"choose --data, or --admin-token"):
         find_link(settings)
     token = find_admin_token(settings)
-    assert find_link(settings) == f"http://127.0.0.1:8484/-/?token={token}"
-    assert find_link(settings_in(tmp_path, **{"server.admin_token": "a;b&c"})).endswith("/-/?token=a%3Bb%26c")
+    with run_application(serve_live(JSONResponse({"status": "live"}))) as port, note_address(settings, port):
+        until = time.monotonic() + LIMIT
+        while not find_server(settings):  # its port is known before it listens
+            assert time.monotonic() < until
+        assert find_link(settings) == f"http://127.0.0.1:{port}/-/?token={token}"
+        assert find_link(settings_in(tmp_path, **{"server.admin_token": "a;b&c"})).endswith("/-/?token=a%3Bb%26c")
+
+
+def test_there_is_no_link_to_a_server_that_has_ended(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, **{"server.port": 9})
+    find_admin_token(settings)
+    with pytest.raises(UpstreamUnreachable, match=rf"no page to open; `palimpsest serve --data {tmp_path}` shows"):
+        find_link(settings)

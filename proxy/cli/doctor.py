@@ -7,7 +7,7 @@ import typer
 
 from proxy.cli.formatting import make_plain
 from proxy.cli.serve import UpstreamOption, name_upstream
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services
+from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption
 from proxy.config import load_settings
 from proxy.engine.doctor.findings import Diagnosis, Finding
 
@@ -26,12 +26,14 @@ def doctor(
         bool, typer.Option("--live", help="Also send each upstream a short call, which costs money, and say the price.")
     ] = False,
     as_json: JsonOption = False,
+    admin_token: TokenOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Examine whether traffic is managed, and what is wrong if not."""
     services: Services = context.obj
-    settings = load_settings(config, {"data": data, "upstreams": None if upstream is None else name_upstream(upstream)})
+    upstreams = None if upstream is None else name_upstream(upstream)
+    settings = load_settings(config, {"data": data, "upstreams": upstreams, "server.admin_token": admin_token})
     diagnosis = services.diagnose(settings, is_live=live)
     if as_json:
         typer.echo(msgspec.json.encode(diagnosis).decode())

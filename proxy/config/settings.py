@@ -40,7 +40,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.erasing.policy import RetentionPolicy
 from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import EnginePolicy, FilePolicy, Principal, Provider, SnapshotPolicy
+from proxy.engine.policy import CredentialPlace, EnginePolicy, FilePolicy, Principal, Provider, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
 from proxy.model.epoch import Strategy
@@ -231,6 +231,10 @@ class Settings(BaseSettings):
             cache_bytes=self.sessions.cache_bytes,
             principals={name: _read_principal(known_by) for name, known_by in self.tenants.items()},
             own_keys=tuple(each.api_key.encode("latin-1") for each in self.upstream_policies() if each.api_key),
+            places=tuple(
+                CredentialPlace(each.name, self.providers()[each.name].host, each.api_key.encode("latin-1"))
+                for each in self.upstream_policies()
+            ),
             loop_threshold=self.doom_loop.threshold,
             loop_action=self.doom_loop.action,
             strategy=self.strategy,

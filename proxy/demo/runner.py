@@ -7,6 +7,7 @@ the requests that the agent made, as if they had arrived.
 
 import asyncio
 import json
+import shlex
 import shutil
 import sys
 import tempfile
@@ -252,11 +253,12 @@ class _Demo:
 
     def _list_next(self) -> list[str]:
         options = f"--data {self._settings.data}"
-        commands = [f"palimpsest {words.format(session=self._session[:12])} {options}" for words in _COMMANDS]
+        program = name_program()
+        commands = [f"{program} {words.format(session=self._session[:12])} {options}" for words in _COMMANDS]
         if not self._is_served:
-            return ["Look closer with `palimpsest demo` without --no-serve, or keep its log by --data DIR."]
+            return [f"Look closer with `{program} demo` without --no-serve, or keep its log by --data DIR."]
         link = (
-            find_link(self._settings) if sys.stdout.isatty() else f"`palimpsest open --print {options}` writes its link"
+            find_link(self._settings) if sys.stdout.isatty() else f"`{program} open --print {options}` writes its link"
         )
         return [
             f"The page: {link}",
@@ -264,6 +266,17 @@ class _Demo:
             *(f"  {each}" for each in commands),
             "Ctrl-C ends the demo.",
         ]
+
+
+def name_program() -> str:
+    """Return what a shell in this directory starts us by: the command's name if it is on PATH, else where it is."""
+    script, found = Path(sys.executable).with_name("palimpsest"), shutil.which("palimpsest")
+    if found is not None and (not script.exists() or script.samefile(found)):
+        return "palimpsest"
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -m proxy"
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
 _BEGINNING = (

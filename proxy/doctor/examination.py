@@ -20,8 +20,9 @@ from proxy import __version__
 from proxy.assembly import build_engine, measure
 from proxy.config import Settings, read_environment
 from proxy.config.sections import UpstreamSettings
-from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models
+from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models, list_upstreams
 from proxy.engine.doctor.findings import (
+    MISPLACED,
     Diagnosis,
     Finding,
     ServerFacts,
@@ -39,18 +40,20 @@ from proxy.engine.doctor.rehearsal import (
     judge_passing,
     judge_rehearsal,
 )
+from proxy.engine.policy import choose_upstream
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import LimitKey
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Usage
-from proxy.running import find_admin_token, find_server
-from proxy.upstream.origin import make_key_header, make_tls_context
+from proxy.running import find_server, read_admin_token
+from proxy.upstream.origin import make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import UpstreamPolicy
 
 _TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 _FINISH_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 _LIVE_TOKENS = 16
+_REFUSED = (401, 403)
 _WIRES = {"openai": ("chat_completions", "responses"), "anthropic": ("anthropic_messages",)}  # by API
 # The key of a client is sent to the provider that it belongs to, and to nobody else.
 _ENVIRONMENT_KEYS = {"api.openai.com": "OPENAI_API_KEY", "api.anthropic.com": "ANTHROPIC_API_KEY"}
@@ -59,26 +62,31 @@ _ANTHROPIC_VERSION = {"anthropic-version": "2023-06-01"}
 
 def diagnose(settings: Settings, *, is_live: bool = False) -> Diagnosis:
     """Examine everything. With `is_live`, each upstream with a key is sent one short call, which costs money."""
-    address, *upstreams = find_server(settings) or ("",)
-    if "upstreams" not in settings.model_fields_set:
-        settings = _take_upstreams(settings, upstreams)
-    return asyncio.run(_diagnose(settings, address, is_live=is_live))
+    return asyncio.run(_diagnose(settings, find_server(settings), is_live=is_live))
 
 
-def _take_upstreams(settings: Settings, addresses: Sequence[str]) -> Settings:
-    """Return settings with the upstreams of the running server: those that none are stated for are its own."""
-    named = {httpx.URL(address).host: address for address in addresses}
-    if not named:
+def _take_upstreams(settings: Settings, server: ServerFacts, addresses: Sequence[str]) -> Settings:
+    """Return settings with the upstreams of the running server, unless they state some.
+
+    Of a server that does not tell its own, only the first of the addresses that it has noted is known to get calls.
+    """
+    if "upstreams" in settings.model_fields_set or not addresses:
         return settings
-    taken = tuple(UpstreamSettings(name=name, base_url=address) for name, address in named.items())
-    return settings.model_copy(update={"upstreams": taken})
+    told = [msgspec.structs.asdict(each) for each in server.upstreams]
+    told = told or [{"name": httpx.URL(addresses[0]).host, "base_url": addresses[0]}]
+    known = {"name", "kind", "base_url", "models", "window"}
+    taken = [{key: value for key, value in each.items() if key in known and value} for each in told]
+    return settings.model_copy(update={"upstreams": tuple(map(UpstreamSettings.model_validate, taken))})
 
 
-async def _diagnose(settings: Settings, address: str, *, is_live: bool) -> Diagnosis:
+async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool) -> Diagnosis:
+    """Examine everything. `running` are the addresses of the running server and of its upstreams."""
+    address, *addresses = running or ("",)
+    server = await ask_server(settings, address)
+    settings = _take_upstreams(settings, server, addresses)
     policies = [policy for policy in settings.upstream_policies() if policy.kind != "litellm"]
     keys = [find_key(policy, read_environment()) for policy in policies]
     probes = [await probe_upstream(policy, key) for policy, key in zip(policies, keys, strict=True)]
-    server = await ask_server(settings, address)
     settings = _take_ceiling(settings, server)
     inputs = await measure(settings, {probe.name: probe.listing for probe in probes})
     found = await examine_surroundings(settings, inputs, probes)
@@ -90,14 +98,28 @@ async def _diagnose(settings: Settings, address: str, *, is_live: bool) -> Diagn
     store = await inspect_store(settings, is_quick=True)
     found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
     found.append(judge_server(server, __version__, settings.mode))
+    found += [each for each in server.misplaced if each not in found]
     if address:
-        found += [await compare_passing(address, probe, key) for probe, key in zip(probes, keys, strict=True)]
+        for probe, key in zip(probes, keys, strict=True):
+            if _is_comparable(settings, server, probe):
+                found.append(await compare_passing(address, probe, key))
     if settings.mode == "manage":
         found += await rehearse(settings, inputs, probes)
     if is_live:
         for policy, key in zip(policies, keys, strict=True):
             found.append(await call_live(settings, policy, key, inputs))
-    return conclude(__version__, found)
+    return conclude(__version__, found, list_upstreams(settings))
+
+
+def _is_comparable(settings: Settings, server: ServerFacts, probe: UpstreamProbe) -> bool:
+    """Return whether the running server passes a call that names no model on to an upstream, with the key used here.
+
+    A key for another upstream must not be sent there, and callers of one that asks for keys of its own have others.
+    """
+    policies = settings.upstream_policies()
+    first = policies[choose_upstream([each.models for each in policies], "")]
+    has_another_key = any(each.name == probe.name and each.has_key for each in server.upstreams) and not first.api_key
+    return first.name == probe.name and not settings.server.require_tenant and not has_another_key
 
 
 def find_key(policy: UpstreamPolicy, environment: Mapping[str, str]) -> dict[str, str]:
@@ -119,8 +141,8 @@ async def probe_upstream(policy: UpstreamPolicy, key: Mapping[str, str]) -> Upst
     probe = UpstreamProbe(name=policy.name, address=policy.base_url, has_key=bool(key))
     began = time.monotonic()
     try:
-        async with _open(policy) as client:
-            response = await client.get(f"{policy.base_url.rstrip('/')}/models", headers={**_ANTHROPIC_VERSION, **key})
+        async with open_client(policy) as client:
+            response = await client.get(_find_url(policy, "models"), headers={**_ANTHROPIC_VERSION, **key})
     except (httpx.HTTPError, OSError) as error:
         return msgspec.structs.replace(probe, problem=str(error) or type(error).__name__)
     return msgspec.structs.replace(
@@ -133,7 +155,14 @@ async def probe_upstream(policy: UpstreamPolicy, key: Mapping[str, str]) -> Upst
     )
 
 
-def _open(policy: UpstreamPolicy) -> httpx.AsyncClient:
+def _find_url(policy: UpstreamPolicy, path: str) -> str:
+    """Return the URL to which the proxy sends what clients send to `/v1/{path}`."""
+    origin, base = parse_base(policy.base_url)
+    scheme = "https" if origin.is_tls else "http"
+    return f"{scheme}://{origin.host_header.decode()}{map_target(base, f'/v1/{path}'.encode()).path.decode()}"
+
+
+def open_client(policy: UpstreamPolicy) -> httpx.AsyncClient:
     """Open a client that reaches an upstream as the proxy does: by its HTTP proxy if it has one."""
     return httpx.AsyncClient(
         proxy=policy.proxy or None, timeout=_TIMEOUT, trust_env=False, verify=make_tls_context(), follow_redirects=False
@@ -169,15 +198,17 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
     """Ask the running server for its version, mode and ceiling."""
     if not address:
         return ServerFacts()
-    headers = {"authorization": f"Bearer {find_admin_token(settings)}"}
+    token, status = read_admin_token(settings), 0
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, verify=False) as client:
             response = await client.get(f"{address}/-/api/doctor", headers=headers)
+        status = response.status_code
         told = msgspec.json.decode(response.content, type=Diagnosis) if response.status_code == 200 else None
     except (httpx.HTTPError, msgspec.DecodeError):
         told = None
     if told is None:
-        return ServerFacts(address=address)
+        return ServerFacts(address=address, is_refusing=status in _REFUSED)
     facts = next((each.facts for each in told.findings if each.name == "mode"), {})
     mode, ceiling = facts.get("mode"), facts.get("ceiling")
     return ServerFacts(
@@ -185,6 +216,8 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
         version=told.version,
         mode=mode if isinstance(mode, str) else "",
         ceiling=ceiling if isinstance(ceiling, int) else None,
+        upstreams=told.upstreams,
+        misplaced=tuple(each for each in told.findings if each.name.startswith(f"{MISPLACED} ")),
     )
 
 
@@ -202,7 +235,7 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, 
         what = f"GET /v1/models gives {probe.status} through the running server, as it does directly."
         return Finding(name=name, state="ok", sentence=what, facts=facts)
     what = f"GET /v1/models gives {response.status_code} through the running server, and {probe.status} directly."
-    advice = "With several upstreams the first one answers; else restart the server with these settings."
+    advice = "Restart the server with these settings."
     return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
 
 
@@ -218,7 +251,7 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
         changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
         quiet = settings.compaction.model_copy(update=changes)
         windows = {name: inputs.prices.find_card(name, model).window for name, model in names.items()}
-        sized = [each.model_copy(update={"window": windows[each.name]}) for each in settings.upstreams]
+        sized = [each.model_copy(update={"window": windows.get(each.name)}) for each in settings.upstreams]
         own = settings.model_copy(update={"data": Path(folder), "compaction": quiet, "upstreams": tuple(sized)})
         upstreams = {policy.name: RehearsalUpstream(policy.name) for policy in settings.upstream_policies()}
         try:
@@ -231,13 +264,15 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
             await engine.warm()
             for policy in settings.upstream_policies():
                 upstream = upstreams[policy.name]
-                model = names[policy.name]
+                if (model := names.get(policy.name)) is None:
+                    continue  # no call goes there
                 strategy = settings.engine_policy().find_strategy(model)
                 budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)
                 for wire in (
                     _WIRES[find_api(policy.base_url)] if budget.usable else ()
                 ):  # else the model's finding says it
-                    session = RehearsedSession(engine.exchanges, upstream, wire, model)
+                    is_inferred = settings.sessions.infer
+                    session = RehearsedSession(engine.exchanges, upstream, wire, model, is_inferred=is_inferred)
                     played.append(await session.play(budget.high, strategy))
             await engine.tasks.finish(_FINISH_SECONDS)
         finally:
@@ -251,9 +286,9 @@ async def call_live(
     settings: Settings, policy: UpstreamPolicy, key: Mapping[str, str], inputs: SavingsInputs
 ) -> Finding:
     """Send an upstream one short call with the key, and say what it cost."""
-    name, model = f"live {policy.name}", dict(reversed(await list_models(settings)))[policy.name]
-    if not key:
-        what = "No key is known here, so no call was made."
+    name, model = f"live {policy.name}", dict(reversed(await list_models(settings))).get(policy.name)
+    if not key or model is None:
+        what = "No key is known here, or no call goes there, so no call was made."
         return Finding(
             name=name, state="warning", sentence=what, advice="Set api_key, or the variable of the provider."
         )
@@ -262,9 +297,9 @@ async def call_live(
     body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: _LIVE_TOKENS}
     path = "chat/completions" if is_chat else "messages"
     try:
-        async with _open(policy) as client:
+        async with open_client(policy) as client:
             headers = {**_ANTHROPIC_VERSION, **key}
-            response = await client.post(f"{policy.base_url.rstrip('/')}/{path}", json=body, headers=headers)
+            response = await client.post(_find_url(policy, path), json=body, headers=headers)
     except (httpx.HTTPError, OSError) as error:
         what = f"A short call failed: {error or type(error).__name__}."
         return Finding(name=name, state="fault", sentence=what, advice="Check the upstream.")

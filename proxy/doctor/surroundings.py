@@ -5,10 +5,12 @@ A running server serves these findings for its page, so this module imports noth
 
 import asyncio
 import os
+import re
 import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -16,23 +18,29 @@ import msgspec
 from proxy.assembly import measure, open_index, open_log
 from proxy.config import Settings
 from proxy.context.budget import make_budget
+from proxy.context.model_catalog import strip_provider
 from proxy.engine.compaction.trigger import is_local_server
 from proxy.engine.doctor.findings import (
     Finding,
     StoreFacts,
+    UpstreamFacts,
     UpstreamProbe,
     judge_bodies,
     judge_disk,
     judge_local,
+    judge_misplaced,
     judge_mode,
     judge_preamble,
+    judge_route,
     judge_store,
     judge_token,
     judge_traffic,
     judge_window,
     list_clients,
 )
+from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
+from proxy.engine.policy import choose_upstream
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.window import load_window
@@ -42,14 +50,17 @@ from proxy.model.log import ExchangeRow, SessionRow
 from proxy.reading import build_tally
 from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
 from proxy.store.erasing.eraser import measure_used
+from proxy.upstream.model_catalog import load_model_map
 from proxy.upstream.model_listing import read_listing
+from proxy.upstream.policy import UpstreamPolicy
 
 _VERIFIED_BYTES = 32_000_000
 _READ_BACK = 50
 _SESSIONS = 20
 _MODELS = 6
 _BILLS = 1
-_ANTHROPIC_HOST = "anthropic.com"
+_ANTHROPIC = re.compile(r"anthropic\.com|/anthropic(?:/|$)")
+_PATTERN = re.compile(r"[*?]|\[[^]]*\]")
 _DEFAULT_MODELS = {"openai": "gpt-5", "anthropic": "claude-sonnet-4-5"}
 
 
@@ -74,7 +85,12 @@ async def examine_surroundings(
         judge_disk(store),
         inspect_token(settings),
     ]
-    found += [*(judge_models(settings, inputs, await list_models(settings, probes))), judge_traffic(store, now_ms)]
+    models = await list_models(settings, probes)
+    reached = {upstream for upstream, _ in models}
+    found += judge_models(settings, inputs, models)
+    found += [judge_route(each.name) for each in settings.upstream_policies() if each.name not in reached]
+    found += [judge_misplaced(each) for each in MisplacedKeys(settings.engine_policy().places).found]
+    found.append(judge_traffic(store, now_ms))
     if (bodies := judge_bodies(store)) is not None:
         found.append(bodies)
     if settings.mode == "manage" and store.exists and not store.problem:
@@ -103,7 +119,23 @@ async def _judge_newest(settings: Settings, inputs: SavingsInputs) -> list[Findi
 
 def find_api(base_url: str) -> str:
     """Return the API that clients of an upstream speak, as far as its address tells."""
-    return "anthropic" if _ANTHROPIC_HOST in base_url else "openai"
+    return "anthropic" if _ANTHROPIC.search(base_url) else "openai"
+
+
+def list_upstreams(settings: Settings) -> list[UpstreamFacts]:
+    """Return the facts of the upstreams of the settings."""
+    windows = settings.stated_windows()
+    return [
+        UpstreamFacts(
+            name=each.name,
+            kind=each.kind,
+            base_url=each.base_url,
+            models=each.models,
+            window=windows[each.name].window if each.name in windows else None,
+            has_key=bool(each.api_key),
+        )
+        for each in settings.upstream_policies()
+    ]
 
 
 async def inspect_store(settings: Settings, *, is_quick: bool = False) -> StoreFacts:
@@ -220,10 +252,24 @@ def inspect_token(settings: Settings) -> Finding:
 
 
 async def list_models(settings: Settings, probes: Sequence[UpstreamProbe] = ()) -> list[tuple[str, str]]:
-    """Return upstreams and models: those of the newest calls of the log, then one for each other upstream.
+    """Return upstreams and models whose calls go there: those of the newest calls of the log, then one for each other.
 
-    That is one of its settings, else a usual one, unless it lists its models and that is not among them.
+    That is one of its settings, else a usual one, unless it lists its models and that is not among them. An upstream
+    that gets the calls of no model has none.
     """
+    policies = settings.upstream_policies()
+    known = [each for each in await _list_called(settings) if _goes_to(policies, *each)][:_MODELS]
+    have = {upstream for upstream, _ in known}
+    listed = {probe.name: list(read_listing(probe.listing)) for probe in probes}
+    for policy in policies:
+        if policy.name not in have:
+            for model in await asyncio.to_thread(_find_model, policies, policy, listed.get(policy.name, [])):
+                known.append((policy.name, model))
+    return known
+
+
+async def _list_called(settings: Settings) -> list[tuple[str, str]]:
+    """Return the upstreams and models of the newest calls of the log. What cannot be read has none."""
     found: dict[tuple[str, str], None] = {}
     if settings.store_policy().path.exists():
         log = open_log(settings)
@@ -235,16 +281,32 @@ async def list_models(settings: Settings, probes: Sequence[UpstreamProbe] = ()) 
             found = {}  # the finding on the store says why it cannot be read
         finally:
             await log.close()
-    names = {policy.name for policy in settings.upstream_policies()}
-    known = [each for each in found if each[0] in names][:_MODELS]
-    have = {upstream for upstream, _ in known}
-    listed = {probe.name: list(read_listing(probe.listing)) for probe in probes}
-    for policy in settings.upstream_policies():
-        if policy.name not in have:
-            usual, offered = _DEFAULT_MODELS[find_api(policy.base_url)], listed.get(policy.name, [])
-            stated = [model for model in policy.models if not set(model) & set("*?[")]
-            known.append((policy.name, [*stated, *(offered if usual not in offered else ()), usual][0]))
-    return known
+    return list(found)
+
+
+def _goes_to(policies: Sequence[UpstreamPolicy], upstream: str, model: str) -> bool:
+    """Return whether calls of a model go to an upstream."""
+    return policies[choose_upstream([each.models for each in policies], model)].name == upstream
+
+
+def _find_model(policies: Sequence[UpstreamPolicy], policy: UpstreamPolicy, offered: Sequence[str]) -> list[str]:
+    """Return a model whose calls go to an upstream, or none. Blocks for some 10 ms if only the map knows one."""
+    named = _name_models(policy, offered)
+    return list(islice((model for model in named if _goes_to(policies, policy.name, model)), 1))
+
+
+def _name_models(policy: UpstreamPolicy, offered: Sequence[str]) -> Iterator[str]:
+    """Yield models that an upstream may have, the likeliest first. What its patterns say comes before what is usual."""
+    usual = _DEFAULT_MODELS[find_api(policy.base_url)]
+    yield from (model for model in policy.models if not _PATTERN.search(model))
+    yield from (() if usual in offered else offered)
+    yield usual
+    yield from _DEFAULT_MODELS.values() if policy.models else ()
+    if policy.models:
+        names = {each for name in load_model_map().entries for each in (name, strip_provider(name))}
+        yield from sorted((name for name in names if not _PATTERN.search(name)), key=lambda name: (len(name), name))
+    for pattern in policy.models or ("other-*",):
+        yield _PATTERN.sub("model", pattern)
 
 
 def judge_models(settings: Settings, inputs: SavingsInputs, models: Sequence[tuple[str, str]]) -> list[Finding]:

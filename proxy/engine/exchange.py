@@ -16,6 +16,7 @@ from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.history.held import HeldExchange, HeldHistories
 from proxy.engine.history.path import expect_messages
 from proxy.engine.lineage.chain import digest_layers
+from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.options import read_options
 from proxy.engine.policy import EnginePolicy
@@ -78,6 +79,7 @@ class ExchangeService:
         self._resolver = resolver
         self._relay = relay
         self._tasks = tasks
+        self.misplaced = MisplacedKeys(policy.places)
         self._sessions: dict[asyncio.Task[Any], str] = {}  # of the calls under way
         self._controller = controller
         self._unasked = RequestOptions(policy.mode)
@@ -403,6 +405,7 @@ class ExchangeService:
     def _open(self, request: ResolvedRequest, form: Format | None, client: Client) -> OpenExchange:
         self._sessions[_get_task()] = request.session.id
         credentials = list_credentials(request.headers, request.target, self._tenant_headers)
+        self.misplaced.note(request.upstream.name, credentials)
         return OpenExchange(
             request.exchange,
             self._relay.archive,

@@ -1,6 +1,6 @@
 """Settings of the engine as plain values: tenants, providers, and the policy of exchanges."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -11,6 +11,23 @@ from proxy.model.exchange import Mode
 
 LoopAction = Literal["notify", "annotate"]
 RECORD_CAP_BYTES = 8 * 1024 * 1024
+
+
+def matches(model: str, patterns: Sequence[str]) -> bool:
+    """Return whether a model's name matches one of these shell patterns."""
+    return any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
+def choose_upstream(patterns: Sequence[Sequence[str]], model: str) -> int:
+    """Return the place of the upstream that calls of a model go to, by the patterns of each.
+
+    It is the first that matches, else the first without patterns, else the first of all.
+    """
+    if model:
+        for i, each in enumerate(patterns):
+            if matches(model, each):
+                return i
+    return next((i for i, each in enumerate(patterns) if not each), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +57,15 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
+class CredentialPlace:
+    """The host of an upstream, and the key that calls to it have; without one they have that of the client."""
+
+    upstream: str
+    host: str
+    key: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class EnginePolicy:
     """Defaults of every exchange."""
 
@@ -55,6 +81,7 @@ class EnginePolicy:
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
+    places: tuple[CredentialPlace, ...] = ()  # where credentials go, to tell of those that go to the wrong provider
     strategy: Strategy = "epochs"
     loop_action: LoopAction = "notify"  # whether its model is told, too
     loop_threshold: int = 3  # how often in a row the same call of a tool is a loop; 0: none is looked for

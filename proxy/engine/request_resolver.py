@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
 
@@ -36,7 +35,7 @@ from proxy.engine.lineage.identity import (
 from proxy.engine.lineage.resolver import LineageQuery, Placement
 from proxy.engine.lineage.session_index import Traits
 from proxy.engine.lineage.tracker import LineageTracker
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import EnginePolicy, choose_upstream, matches
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import UNREADABLE, ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
@@ -80,7 +79,7 @@ class Route:
 
     def claims(self, model: str) -> bool:
         """Return whether a pattern matches this model's name."""
-        return bool(self.models) and any(fnmatchcase(model, pattern) for pattern in self.models)
+        return matches(model, self.models)
 
 
 class _Remembered(NamedTuple):
@@ -109,6 +108,7 @@ class RequestResolver:
     ) -> None:
         self._policy = policy
         self._routes = tuple(routes)
+        self._patterns = tuple([route.models for route in routes])
         self._lineage = lineage
         self._reader = reader
         self._naming = ClientIdReader(policy.session_headers)
@@ -414,14 +414,7 @@ class RequestResolver:
         raise Conflict(f"the upstream of this session, {upstream!r}, is no longer in the settings")
 
     def _choose(self, model: str) -> Route:
-        if model:
-            for route in self._routes:
-                if route.claims(model):
-                    return route
-        for route in self._routes:
-            if not route.models:
-                return route
-        return self._routes[0]
+        return self._routes[choose_upstream(self._patterns, model)]
 
     def strip_counted(self, request: ClientRequest, form: Format, mode: Mode) -> bytes:
         """Return the body of a request that is to be counted without what its upstream cannot clear."""

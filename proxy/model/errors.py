@@ -19,6 +19,14 @@ ProxyError
 from datetime import UTC, datetime
 
 
+def tell_install(extra: str) -> str:
+    """Return how an extra is installed. By the name alone pip would install another project's package."""
+    return (
+        f"make install EXTRAS={extra}, or pip install '.[{extra}]', in the directory of palimpsest's source; for an "
+        f"image docker build --build-arg EXTRAS={extra}"
+    )
+
+
 class ProxyError(Exception):
     """Base class. `status` is the HTTP status, `code` a stable low-cardinality name; the text says what to do next.
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.config.errors import Problem
 from proxy.config.sections import UpstreamSettings
 from proxy.engine.memory.files import mirror_memory
-from proxy.model.errors import StoreUnavailable
+from proxy.model.errors import StoreUnavailable, tell_install
 from proxy.running import find_address
 from proxy.sdk.errors import LogHeldError, StoreError
 from proxy.store.memory_files import write_memory
@@ -43,7 +43,6 @@ _VARIABLES = {
     "generativelanguage.googleapis.com": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
 }
 _LITELLM = "litellm"
-_EXTRA = "pip install 'palimpsest[providers]'"
 
 
 class DeferredUpstream(UpstreamSettings):
@@ -92,7 +91,7 @@ class SharedEngine:
             what = f"no key for {upstream.base_url}: set {' or '.join(names)}, or this setting"
             raise ConfigError([Problem(f"upstreams[{place}].api_key", what)])
         if self.is_usual and "/" in model and upstream.kind == "openai":
-            what = f"none takes {model!r}; name one, or install what litellm needs for it: {_EXTRA}"
+            what = f"none takes {model!r}; name one, or install what litellm needs for it: {tell_install('providers')}"
             raise ConfigError([Problem("upstreams", what)])
 
 
@@ -186,8 +185,9 @@ def find_folder(config: Settings, db_path: str | Path | None) -> Path:
 
 
 async def _open(settings: Settings, given: Settings | None) -> SharedEngine:
-    is_usual = "upstreams" not in settings.model_fields_set
+    usual = settings.upstreams if "upstreams" not in settings.model_fields_set else ()
     settings = complete_settings(settings)
+    is_usual = any(each.base_url == settings.upstreams[0].base_url for each in usual)
     try:
         engine = await build_engine(settings)
     except StoreUnavailable as error:
@@ -229,7 +229,14 @@ def complete_settings(settings: Settings) -> Settings:
     """Return settings with the keys of the environment, and where no upstream is named with those of litellm."""
     variables = read_environment()
     upstreams = [_add_key(each, variables) for each in settings.upstreams]
-    if "upstreams" not in settings.model_fields_set and is_installed():
+    is_stated = "upstreams" in settings.model_fields_set
+    if not is_stated and (address := variables.get("OPENAI_BASE_URL")):  # as OpenAI's own SDK takes both
+        given = {"base_url": address, "api_key": variables.get("OPENAI_API_KEY", "")}
+        try:
+            upstreams = [UpstreamSettings.model_validate(given)]
+        except ValidationError as error:
+            raise ConfigError([Problem("OPENAI_BASE_URL", error.errors()[0]["msg"])]) from error
+    if not is_stated and is_installed():
         upstreams.append(DeferredUpstream(name=_LITELLM, kind="litellm", auth="none", models=("*/*",)))
     return settings.model_copy(update={"upstreams": tuple(upstreams)})
 

@@ -19,12 +19,13 @@ from collections.abc import Callable
 from operator import itemgetter
 from urllib.parse import parse_qs, urlsplit
 
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 from proxy.server.client import ServedClient
-from proxy.server.errors import PAGE_GUARDS, Refused
+from proxy.server.errors import PAGE_GUARDS, Refused, render_closed_page
 from proxy.server.policy import ServerPolicy
 from proxy.wire.headers import HOP, OWN_COOKIE, find_credential, find_header, is_loopback, list_hops, strip_scheme
 
@@ -40,6 +41,7 @@ _OWN_SITE = (b"", b"none", b"same-origin")
 _BROWSER_OR_HOP = frozenset({b"origin", b"sec-fetch-site", HOP})
 # A 426 has to name a protocol that is supported (RFC 9110, 15.5.22).
 _USE_HTTP: Headers = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
+_UNAUTHORIZED = 401
 _name_of = itemgetter(0)
 
 
@@ -177,6 +179,10 @@ class AccessMiddleware:
         try:
             self._check(scope)
         except ProxyError as error:
+            if error.status == _UNAUTHORIZED and _is_read_by_a_person(scope):
+                page = HTMLResponse(render_closed_page(), error.status)
+                page.raw_headers.extend(PAGE_GUARDS)
+                return await page(scope, receive, send)
             client = ServedClient(scope, self._policy)
             client.expect_nothing()
             client.label(PAGE_GUARDS)
@@ -188,6 +194,11 @@ class AccessMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_guarded)
+
+
+def _is_read_by_a_person(scope: Scope) -> bool:
+    """Return whether a browser asks for one of our pages: programs take JSON, or whatever comes."""
+    return scope["method"] == "GET" and b"text/html" in find_header(scope["headers"], b"accept")
 
 
 class Doors:

@@ -35,6 +35,32 @@ def render_error(error: ProxyError) -> tuple[int, Headers, bytes]:
     return error.status, (*_make_headers(body), *own), body
 
 
+def render_closed_page() -> bytes:
+    """Return the page for a person whose browser has shown no admin token."""
+    return _CLOSED_PAGE.encode()
+
+
+_CLOSED_PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>palimpsest: the admin token is needed</title></head>
+<body>
+<main>
+<h1>This page needs the admin token</h1>
+<p>On the machine where the server runs, <code>palimpsest open</code> opens it, and <code>palimpsest open --print</code>
+writes the link. With another log than the usual one add <code>--data DIR</code>, in a container run it there.</p>
+<form action="/-/" method="get">
+<p><label>Admin token <input type="password" name="token" autocomplete="off" required></label> <button>Open</button></p>
+</form>
+<p>It is in the settings (<code>server.admin_token</code>), else in the file <code>admin-token</code> of the data
+directory. Programs send it as <code>Authorization: Bearer TOKEN</code>.</p>
+</main>
+</body>
+</html>
+"""
+
+
 def render_body(code: str, message: str) -> bytes:
     """Return the JSON body of an error."""
     error = {"message": f"palimpsest: {message}", "type": "palimpsest_error", "param": None, "code": code}

@@ -30,6 +30,50 @@ _value_of = itemgetter(1)
 _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+_HOSTS: Mapping[str, tuple[str, ...]] = {
+    "OpenAI": ("openai.com", "chatgpt.com"),
+    "Anthropic": ("anthropic.com",),
+    "OpenRouter": ("openrouter.ai",),
+    "Google": ("googleapis.com",),
+    "Groq": ("groq.com",),
+    "xAI": ("x.ai",),
+    "GitHub": ("github.com", "githubcopilot.com", "github.ai"),
+    "DeepSeek": ("deepseek.com",),
+    "Mistral": ("mistral.ai",),
+    "Moonshot": ("moonshot.ai", "moonshot.cn"),
+    "Together": ("together.xyz", "together.ai"),
+    "Fireworks": ("fireworks.ai",),
+}
+# Beginnings that only one provider's credentials have.
+_FORMS: Mapping[bytes, str] = {
+    b"sk-ant-": "Anthropic",
+    b"sk-or-": "OpenRouter",
+    b"sk-proj-": "OpenAI",
+    b"sk-svcacct-": "OpenAI",
+    b"AIza": "Google",
+    b"gsk_": "Groq",
+    b"xai-": "xAI",
+    b"gho_": "GitHub",
+    b"ghu_": "GitHub",
+    b"ghp_": "GitHub",
+    b"github_pat_": "GitHub",
+}
+_BEGINNINGS = tuple(_FORMS)
+
+
+def find_owner(token: bytes) -> str:
+    """Return the provider whose form a token (without its scheme) has, empty if it may be anybody's."""
+    if not token.startswith(_BEGINNINGS):
+        return ""
+    return next(name for beginning, name in _FORMS.items() if token.startswith(beginning))
+
+
+def find_provider(host: str) -> str:
+    """Return the provider that a host belongs to, empty if it is none that is known here."""
+    names = ((each, provider) for provider, hosts in _HOSTS.items() for each in hosts)
+    return next((provider for each, provider in names if host == each or host.endswith(f".{each}")), "")
+
+
 def is_jwt(token: bytes) -> bool:
     """Return whether a token looks like a JWT, whose claims say whose it is."""
     parts = token.split(b".", _JWT_PARTS)

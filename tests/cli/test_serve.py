@@ -221,7 +221,7 @@ def test_mcp_without_its_extra_says_how_to_install_it(
     monkeypatch.delitem(sys.modules, "proxy.server.mcp.sdk", raising=False)
     monkeypatch.setitem(sys.modules, "mcp.server.lowlevel", None)
     assert call_with(["mcp"], lambda settings: FakeLog(), serve_mcp=serve_mcp) == 2
-    assert "the MCP server needs the extra mcp: install it by make run EXTRAS=mcp" in capsys.readouterr().err
+    assert "the MCP server needs the extra mcp: make install EXTRAS=mcp" in capsys.readouterr().err
 
 
 def test_mcp_without_a_log_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from proxy.config.settings import Settings
 from proxy.context.budget import MemoryMark
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.erasing.policy import RetentionPolicy
-from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
+from proxy.engine.policy import CredentialPlace, EnginePolicy, Principal, Provider, SnapshotPolicy
 from proxy.model.card import Offer
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
@@ -39,7 +39,7 @@ def test_a_program_is_told_what_to_correct() -> None:
 def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
     settings = Settings()
     assert settings.server_policy() == ServerPolicy()
-    assert settings.engine_policy() == EnginePolicy()
+    assert settings.engine_policy() == EnginePolicy(places=(CredentialPlace("openai", "api.openai.com"),))
     assert settings.store_policy() == StorePolicy(Path.home() / ".palimpsest" / "log.db", durability="normal")
     assert settings.upstream_policies() == (UpstreamPolicy("openai", "https://api.openai.com/v1"),)
     assert settings.providers() == {"openai": Provider("api.openai.com")}
@@ -128,6 +128,7 @@ def test_every_key_reaches_a_policy() -> None:
         loop_threshold=4,
         strategy="turns",
         strategies=(("m-*", "epochs"),),
+        places=(CredentialPlace("a", "::1", b"sk-1"),),
     )
     assert settings.stated_sizes() == {"m-*": Offer(9000, 2000), "n": Offer()}
     assert settings.builder_policy() == BuilderPolicy(

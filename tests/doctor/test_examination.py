@@ -11,15 +11,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.assembly import measure
+from proxy.assembly import build_engine, measure
 from proxy.config import make_settings
 from proxy.config.settings import Settings
 from proxy.doctor.examination import call_live, find_key, probe_upstream, rehearse
 from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_models
 from proxy.engine.doctor.findings import Finding
+from proxy.engine.doctor.rehearsal import HeardClient, RehearsalUpstream, RehearsedConversation
+from proxy.engine.lineage.misplaced_keys import MisplacedKey
+from proxy.model.exchange import ClientRequest
 from proxy.store.sqlite.archive import open_sqlite
 from tests.journeys.provider import run_application, run_provider
-from tests.store.samples import make_opening, make_outcome
+from tests.store.samples import make_key, make_opening, make_outcome, make_round
+from tests.support.scripted import LIMIT
 
 UPSTREAM = {"name": "main", "base_url": "http://127.0.0.1:9/v1"}
 
@@ -71,9 +75,32 @@ async def test_each_upstream_is_rehearsed_on_its_wire_with_its_model(tmp_path: P
     assert len(shortened) == 3 and len([each for each in findings if each.name == "gateway"]) == 1
 
 
-async def test_a_session_that_may_not_be_inferred_is_not_recognised(tmp_path: Path) -> None:
+async def test_a_session_that_may_not_be_inferred_is_recognised_by_its_name(tmp_path: Path) -> None:
     found = by_name(await play(make(tmp_path, sessions__infer=False)))
-    assert found["session"].state == "fault"
+    assert found["session"].state == "warning" and "sessions.infer is off" in found["session"].sentence
+    assert found["shortening"].state == "ok"
+
+
+async def test_an_upstream_that_gets_no_call_is_neither_judged_nor_rehearsed(tmp_path: Path) -> None:
+    upstreams = [UPSTREAM, {"name": "second", "base_url": "http://127.0.0.1:9/v1"}]
+    settings = make(tmp_path, upstreams=upstreams)
+    assert await list_models(settings) == [("main", "gpt-5")]
+    findings = await examine_surroundings(settings)
+    assert [each.state for each in findings if each.name.startswith("route")] == ["warning"]
+    assert by_name(findings)["route second"].state == "warning"
+    assert {each.facts["upstream"] for each in await play(settings) if each.name == "session"} == {"main"}
+
+
+async def test_the_models_of_the_log_are_those_that_calls_still_bring(tmp_path: Path) -> None:
+    upstreams = [{**UPSTREAM, "name": "openai"}, {**UPSTREAM, "name": "claude", "models": ["claude-*"]}]
+    settings = make(tmp_path, upstreams=upstreams)
+    settings.data.mkdir()
+    archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
+    for exchange, model in (("e1", "claude-opus-4-5"), ("e2", "gpt-4o")):
+        opening = make_opening(exchange, key=make_key(exchange), model=model)
+        archive.append(opening, make_round(exchange), make_outcome(exchange))
+    await archive.close()
+    assert await list_models(settings) == [("openai", "gpt-4o"), ("claude", "claude-sonnet-4-5")]
 
 
 async def test_without_summaries_of_a_model_a_snapshot_is_still_judged(tmp_path: Path) -> None:
@@ -178,3 +205,29 @@ async def test_a_file_that_is_no_log_is_a_fault(tmp_path: Path) -> None:
     found = by_name(await examine_surroundings(settings))
     assert found["store"].state == "fault" and found["token"].state == "fault"
     assert (await inspect_store(settings)).problem
+
+
+async def test_a_credential_of_another_provider_passes_and_is_told(tmp_path: Path) -> None:
+    openai = {"name": "openai", "base_url": "https://api.openai.com/v1"}
+    settings, upstream = make(tmp_path, upstreams=[openai]), RehearsalUpstream("openai")
+    engine = await build_engine(settings, connect=lambda *_: upstream)
+    try:
+        engine.prepare()
+        fields = ((b"content-type", b"application/json"), (b"authorization", b"Bearer sk-ant-api03-0123456789abcdef"))
+        body = RehearsedConversation("chat_completions", "gpt-5", "alpha").write()
+        for _ in range(2):
+            client = HeardClient()
+            request = ClientRequest("POST", b"/v1/chat/completions", fields, body)
+            await engine.exchanges.carry(request, "chat_completions", client)
+            assert client.status == 200 and dict(upstream.headers)[b"authorization"] == fields[1][1]
+        assert engine.exchanges.misplaced.found == {MisplacedKey("openai", "OpenAI", "Anthropic")}
+        await engine.tasks.finish(LIMIT)
+    finally:
+        await engine.close()
+
+
+async def test_a_configured_key_of_another_provider_is_told(tmp_path: Path) -> None:
+    wrong = {"name": "openai", "base_url": "https://api.openai.com/v1", "api_key": "sk-ant-api03-0123456789abcdef"}
+    found = by_name(await examine_surroundings(make(tmp_path, upstreams=[wrong])))
+    assert found["credential openai"].state == "warning" and "Anthropic" in found["credential openai"].sentence
+    assert "credential main" not in by_name(await examine_surroundings(make(tmp_path)))

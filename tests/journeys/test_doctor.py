@@ -26,12 +26,14 @@ def provider() -> Iterator[Provider]:
         yield running
 
 
-def run_doctor(data: Path, upstream: str = "", **settings: str) -> tuple[int, dict[str, Any], str]:
+def run_doctor(
+    data: Path, upstream: str = "", *options: str, token: str = TOKEN, **settings: str
+) -> tuple[int, dict[str, Any], str]:
     """Run it; the exit code, its findings by name, and what it says on standard error."""
     stated = ["--upstream", upstream] if upstream else []
     ended = subprocess.run(
-        [sys.executable, "-m", "proxy", "doctor", "--json", "--data", str(data), *stated],
-        env={**os.environ, "PALIMPSEST_SERVER__ADMIN_TOKEN": TOKEN, **settings},
+        [sys.executable, "-m", "proxy", "doctor", "--json", "--data", str(data), *stated, *options],
+        env={**os.environ, "PALIMPSEST_SERVER__ADMIN_TOKEN": token, **settings},
         capture_output=True,
         timeout=SECONDS,
         check=False,
@@ -75,6 +77,31 @@ def test_without_settings_those_of_the_server_are_examined(tmp_path: Path) -> No
     assert found["model m.gguf"]["facts"]["high_mark"] == 5820
     assert found["shortening"]["facts"]["sent_tokens"] < 6000
     assert "one request at a time" in found["local 127.0.0.1"]["sentence"]
+
+
+def test_of_several_upstreams_each_is_examined_as_the_server_uses_it(tmp_path: Path) -> None:
+    with run_provider() as first, run_provider() as second:
+        upstreams = [
+            {"name": "claude", "base_url": first.base_url, "models": ["claude-*"], "api_key": "sk-ours-for-claude"},
+            {"name": "rest", "base_url": second.base_url, "window": 32_000},
+        ]
+        with run_proxy(tmp_path, "", UPSTREAMS=json.dumps(upstreams)):
+            code, found, trouble = run_doctor(tmp_path)
+            for options in ((), ("--admin-token", "another")):
+                unknown = run_doctor(tmp_path, "", *options, token="")
+                assert (
+                    unknown[0] == 0 and "does not take this command's admin token" in unknown[1]["server"]["sentence"]
+                )
+                assert "--admin-token" in unknown[1]["server"]["advice"]
+            with_token = run_doctor(tmp_path, "", "--admin-token", TOKEN, token="")[1]
+        keys = {value for each in second.seen for name, value in each.headers if name in ("authorization", "x-api-key")}
+    assert (code, trouble) == (0, "")
+    states = {name: each["state"] for name, each in found.items()}
+    assert states.pop("traffic") == "warning" and set(states.values()) == {"ok"}, found
+    assert {"upstream claude", "upstream rest", "gateway rest", "model claude-sonnet-4-5"} <= states.keys()
+    assert "gateway claude" not in states and with_token.keys() == found.keys()
+    assert keys == set()
+    assert not (tmp_path / "admin-token").exists()
 
 
 def test_a_server_in_bypass_is_a_fault(provider: Provider, tmp_path: Path) -> None:

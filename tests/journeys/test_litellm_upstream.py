@@ -182,7 +182,7 @@ async def test_without_the_extra_the_server_does_not_start_and_says_how_to_insta
         process = await launch(flags, script=LEAN + SCRIPT)
         _, said = await process.communicate()
     assert process.returncode == 1
-    assert "make run EXTRAS=providers, pip install 'palimpsest[providers]'" in said.decode()
+    assert "make install EXTRAS=providers, or pip install '.[providers]'" in said.decode()
 
 
 def make_conversation() -> list[dict[str, object]]:

@@ -170,6 +170,22 @@ async def test_the_key_is_sent_and_not_kept(create: Create, provider: ChatProvid
     await again.close()
 
 
+async def test_without_upstreams_the_variables_of_the_providers_own_sdk_hold(
+    monkeypatch: pytest.MonkeyPatch, provider: ChatProvider, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-environment")
+    monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+    provider.queue.append(say("here"))
+    async with await Session.create(model="gpt-5", config=make_settings({"data": str(tmp_path)})) as session:
+        assert (await session.send("where?")).text == "here"
+    assert provider.headers[0]["authorization"] == "Bearer sk-of-environment"
+    stated = complete_settings(make_settings(OPENAI))
+    assert stated.upstream_policies()[0].base_url == "https://api.openai.com/v1"
+    monkeypatch.setenv("OPENAI_BASE_URL", "nowhere")
+    with pytest.raises(ConfigError, match="OPENAI_BASE_URL: must be an address"):
+        complete_settings(make_settings({"data": str(tmp_path)}))
+
+
 async def test_models_of_litellm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     usual = make_settings({"data": str(tmp_path)})
@@ -182,7 +198,7 @@ async def test_models_of_litellm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         assert "litellm" in repr(next(iter(ENGINES.open.values())).engine.upstreams[1])
         assert session.model == "anthropic/claude-sonnet-4-5"
     monkeypatch.setattr(engines, "is_installed", lambda: False)
-    with pytest.raises(ConfigError, match=r"none takes 'anthropic/claude-sonnet-4-5'.*palimpsest\[providers\]"):
+    with pytest.raises(ConfigError, match=r"none takes 'anthropic/claude-sonnet-4-5'.*make install EXTRAS=providers"):
         await Session.create(model="anthropic/claude-sonnet-4-5", config=usual)
 
 
@@ -211,5 +227,6 @@ def test_the_names_of_the_sdk() -> None:
     assert found["Session"] is Session
     assert found["Settings"] is Settings
     assert all(found.values())
+    assert set(proxy.__all__) <= set(dir(proxy)) and "import_module" not in dir(proxy)
     with pytest.raises(AttributeError, match="has no attribute 'Sesion'"):
         proxy.Sesion  # noqa: B018

@@ -45,6 +45,19 @@ async def test_our_pages_are_closed_without_the_token(
     assert upstream.accepted == 0
 
 
+BROWSER = "Accept: text/html,application/xhtml+xml,*/*;q=0.8"
+
+
+@pytest.mark.parametrize("path", ["/-/", "/-/sessions/abc", "/-/api/health"])
+async def test_a_person_without_the_token_is_told_how_to_get_in(served: Served, path: str) -> None:
+    got = await served.ask(request("GET", path, BROWSER))
+    assert got.status == 401 and got.find(b"content-type").startswith(b"text/html")
+    assert got.find(b"x-frame-options") == b"DENY"
+    assert b"palimpsest open" in got.body and b'name="token"' in got.body and TOKEN.encode() not in got.body
+    asked = await served.ask(request("POST", path, BROWSER))
+    assert asked.status == 401 and json.loads(asked.body)["error"]["code"] == "unauthorized"
+
+
 @pytest.mark.parametrize(
     "field",
     [

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import (
+    find_owner,
+    find_provider,
     is_jwt,
     is_subscription,
     read_claims,
@@ -295,3 +297,38 @@ def test_a_long_stream_that_may_spell_one_is_not_read_while_others_wait() -> Non
     stream = LINES["chat"]("x" * 100_000, 0) + stream[50_000:]
     assert redact_quickly(stream, (), 200, [SECRET]) is None
     assert redact_quickly(b"x" * 100_000, (), 200, [SECRET]) == b"x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("credential", "owner"),
+    [
+        (b"sk-ant-api03-x", "Anthropic"),
+        (b"sk-proj-x", "OpenAI"),
+        (b"sk-or-v1-x", "OpenRouter"),
+        (b"AIzaSyX", "Google"),
+        (b"gsk_x", "Groq"),
+        (b"xai-x", "xAI"),
+        (b"ghu_x", "GitHub"),
+        (b"sk-plain-of-anybody", ""),
+        (b"", ""),
+    ],
+)
+def test_the_form_of_a_credential_names_its_provider(credential: bytes, owner: str) -> None:
+    assert find_owner(credential) == owner
+
+
+@pytest.mark.parametrize(
+    ("host", "provider"),
+    [
+        ("api.openai.com", "OpenAI"),
+        ("openrouter.ai", "OpenRouter"),
+        ("api.x.ai", "xAI"),
+        ("api.githubcopilot.com", "GitHub"),
+        ("notopenai.com", ""),
+        ("openai.com.example", ""),
+        ("127.0.0.1", ""),
+        ("", ""),
+    ],
+)
+def test_a_host_is_that_of_a_provider_by_whole_labels(host: str, provider: str) -> None:
+    assert find_provider(host) == provider

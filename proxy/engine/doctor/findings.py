@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import Budget
+from proxy.engine.lineage.misplaced_keys import MisplacedKey
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 
@@ -23,6 +24,7 @@ _CLOCK_SECONDS = 30.0
 _BEHIND_SECONDS = 60.0
 _DAY_MS = 86_400_000
 _REFUSED = (401, 403)
+MISPLACED = "credential"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +37,27 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts = {}
 
 
+class UpstreamFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An upstream, by the names that the settings have for it. `has_key`: they have a key for it."""
+
+    name: str
+    kind: Literal["openai", "litellm"]
+    base_url: str
+    models: tuple[str, ...]
+    window: int | None
+    has_key: bool
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """All findings, by the version of palimpsest that made them; `state` is the worst of theirs."""
+    """All findings, by the version of palimpsest that made them; `state` is the worst of theirs.
+
+    `upstreams` are those of the settings, in their order.
+    """
 
     version: str
     state: State
     findings: tuple[Finding, ...]
+    upstreams: tuple[UpstreamFacts, ...] = ()
 
 
 class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,20 +108,26 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one."""
+    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one.
+
+    `is_refusing`: it does not take our admin token.
+    """
 
     address: str = ""
     version: str = ""
+    is_refusing: bool = False
     mode: str = ""
     ceiling: int | None = None
+    upstreams: tuple[UpstreamFacts, ...] = ()
+    misplaced: tuple[Finding, ...] = ()
 
 
-def conclude(version: str, findings: Iterable[Finding]) -> Diagnosis:
+def conclude(version: str, findings: Iterable[Finding], upstreams: Iterable[UpstreamFacts] = ()) -> Diagnosis:
     """Return the diagnosis of these findings."""
     found = tuple(findings)
     states = {finding.state for finding in found}
     worst: State = "fault" if "fault" in states else "warning" if "warning" in states else "ok"
-    return Diagnosis(version=version, state=worst, findings=found)
+    return Diagnosis(version=version, state=worst, findings=found, upstreams=tuple(upstreams))
 
 
 def judge_mode(mode: Mode, ceiling: int | None = None) -> Finding:
@@ -285,6 +308,27 @@ def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) 
     )
 
 
+def judge_route(upstream: str) -> Finding:
+    """Say that calls of all models go to other upstreams."""
+    what = f"No call goes to {upstream}: other upstreams get the calls of all models."
+    advice = (
+        "List its models in its settings; an upstream without `models` gets a call only if it is the first of these."
+    )
+    return Finding(name=f"route {upstream}", state="warning", sentence=what, advice=advice)
+
+
+def judge_misplaced(found: MisplacedKey) -> Finding:
+    """Say that a credential goes to a provider whose it is not, who then has it."""
+    what = f"A credential in the form of {found.owner} goes to {found.upstream}, which is {found.receiver}'s."
+    advice = (
+        f"Give {found.owner} an upstream of its own with `models`, or that upstream the right api_key; if it is a key "
+        "that matters, replace it."
+    )
+    facts: Facts = {"upstream": found.upstream, "owner": found.owner, "receiver": found.receiver}
+    name = f"{MISPLACED} {found.upstream}"
+    return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
+
+
 def judge_preamble(session: str, tokens: int, budget: Budget) -> Finding | None:
     """Say that the system prompt and the tools of a session leave its messages too little room below the ceiling."""
     lifted = budget.lift(tokens)
@@ -317,6 +361,12 @@ def judge_server(server: ServerFacts, version: str, settings_mode: Mode) -> Find
     if not server.address:
         what = "No server runs on this data directory."
         advice = "`palimpsest run -- CLIENT` starts one with its client, `palimpsest serve` one that stays."
+        return Finding(name="server", state="warning", sentence=what, advice=advice, facts=facts)
+    if server.is_refusing:
+        what = (
+            f"The server at {server.address} does not take this command's admin token, so it tells nothing of itself."
+        )
+        advice = "Say --admin-token, as the server was told it."
         return Finding(name="server", state="warning", sentence=what, advice=advice, facts=facts)
     if not server.version:
         what = f"The server at {server.address} does not tell its version: it is older than this command."

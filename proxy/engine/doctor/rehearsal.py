@@ -16,6 +16,9 @@ from proxy.engine.ports import RequestBody
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.wire import FORMATS
+from proxy.wire.body import split_body
+from proxy.wire.format import Format
+from proxy.wire.messages import CACHE_MARKER
 from proxy.wire.translation.conversations import translate
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
@@ -26,7 +29,8 @@ _GROWTH = (1, 1, 5, 5, 5, 5, 5, 5, 4, 4, 0, 0)  # the steps that each request ha
 _OVER = 1.4
 _AGENT = b"palimpsest-doctor"
 _LIMITED = b'{"error":{"message":"slow down","type":"rate_limit_error"}}'
-_LIMITED_MODEL = "status-429"
+_LIMITED_NAME = "status_429"
+_TOOL = "rehearsal_read"  # no settings protect the outputs of a tool of this name
 _TARGETS = {
     "chat_completions": b"/v1/chat/completions",
     "responses": b"/v1/responses",
@@ -39,7 +43,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
 
     `client` and `sent` are the tokens of its last request.
     `is_one`: its calls were recognised as one session, another conversation as another. `is_repeated`: after it was
-    shortened, each request began with the bytes of the one before. `is_passed`: headers and errors passed unchanged.
+    shortened, each request began with the bytes of the one before, but for cache markers, which move. `is_passed`:
+    headers and errors passed unchanged. `is_inferred`: its calls did not name their session.
     """
 
     upstream: str
@@ -53,6 +58,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     is_one: bool = False
     is_repeated: bool = False
     is_passed: bool = False
+    is_inferred: bool = True
 
 
 class HeardResponse:
@@ -95,7 +101,7 @@ class RehearsalUpstream:
             return HeardResponse(404, b'{"error":{"message":"not found"}}')
         self.bodies.append(body)
         self.headers = headers
-        if _LIMITED_MODEL.encode() in body:
+        if _LIMITED_NAME.encode() in body:
             return HeardResponse(429, _LIMITED, (*_JSON, (b"retry-after", b"7")))
         return HeardResponse(200, json.dumps(_answer(target, len(body) // _BYTES_PER_TOKEN)).encode())
 
@@ -181,7 +187,7 @@ class RehearsedConversation:
             self._steps += 1
             call, path = f"call_{self._name}_{self._steps:03d}", f"src/part_{self._steps}.py"
             text = f"file {self._steps} of {self._name}\n" + (_WORDS * (size // len(_WORDS) + 1))[:size]
-            function = {"name": "read_file", "arguments": json.dumps({"path": path})}
+            function = {"name": _TOOL, "arguments": json.dumps({"path": path})}
             calls = [{"id": call, "type": "function", "function": function}]
             asked = {"role": "assistant", "content": f"I read {path}.", "tool_calls": calls}
             self._messages += [asked, {"role": "tool", "tool_call_id": call, "content": text}]
@@ -195,7 +201,7 @@ class RehearsedConversation:
         """Write the request. The messages come last, so that a later request begins with the bytes of this one."""
         form, raws = FORMATS[self._wire], [json.dumps(message).encode() for message in self._messages]
         parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
-        tool: dict[str, Any] = {"name": "read_file", "description": "Read a file."}
+        tool: dict[str, Any] = {"name": _TOOL, "description": "Read a file."}
         match self._wire:
             case "chat_completions":
                 head: dict[str, Any] = {"tools": [{"type": "function", "function": tool | {"parameters": parameters}}]}
@@ -209,35 +215,47 @@ class RehearsedConversation:
 
 
 class RehearsedSession:
-    """One session of a model, played through the engine."""
+    """One session of a model, played through the engine. Unless it `is_inferred`, its calls name it."""
 
-    def __init__(self, exchanges: ExchangeService, upstream: RehearsalUpstream, wire: str, model: str) -> None:
+    def __init__(
+        self, exchanges: ExchangeService, upstream: RehearsalUpstream, wire: str, model: str, *, is_inferred: bool
+    ) -> None:
         self._exchanges = exchanges
         self._upstream = upstream
         self._wire = wire
         self._model = model
         self._target = _TARGETS[wire]
+        self._is_inferred = is_inferred
 
     async def play(self, high: int, strategy: str) -> Rehearsal:
         """Play it past a high mark of so many tokens."""
         size = int(_OVER * high * _BYTES_PER_TOKEN / _STEPS)
-        conversation = RehearsedConversation(self._wire, self._model, "alpha")
-        bodies = []
+        conversation, bodies = RehearsedConversation(self._wire, self._model, "alpha"), []
         for steps in _GROWTH:
             conversation.add_steps(steps, size)
             bodies.append(conversation.write())
             conversation.go_on()
-        told = Rehearsal(upstream=self._upstream.name, model=self._model, wire=self._wire, strategy=strategy)
+        told = Rehearsal(
+            upstream=self._upstream.name,
+            model=self._model,
+            wire=self._wire,
+            strategy=strategy,
+            is_inferred=self._is_inferred,
+        )
         clients, sent = [], []
         for body in bodies:
-            client = await self._call(body)
+            client = await self._call(body, "alpha")
             if client.problem or client.status != 200:
                 problem = client.problem or f"a call ended with status {client.status}"
                 return msgspec.structs.replace(told, problem=problem)
+            if not self._upstream.bodies:
+                return msgspec.structs.replace(told, problem="its calls went to another upstream")
             clients.append(client)
             sent.append(self._upstream.bodies[-1])
-        other = await self._call(RehearsedConversation(self._wire, self._model, "beta").write())
-        limited = await self._call(RehearsedConversation(self._wire, _LIMITED_MODEL, "gamma").write())
+        other, limited = [
+            await self._call(RehearsedConversation(self._wire, self._model, name).write(), name)
+            for name in ("beta", _LIMITED_NAME)
+        ]
         sizes = _read_sizes(clients[-1].labels.get(b"x-palimpsest-tokens", b"").decode())
         names = {client.labels.get(b"x-palimpsest-session") for client in clients}
         return msgspec.structs.replace(
@@ -246,7 +264,7 @@ class RehearsedSession:
             sent=sizes.get("upstream", len(sent[-1]) // _BYTES_PER_TOKEN),
             is_managed=b"x-palimpsest-epoch" in clients[-1].labels or sent[-1] != bodies[-1],
             is_one=len(names) == 1 and other.labels.get(b"x-palimpsest-session") not in (None, *names),
-            is_repeated=sent[-1].startswith(sent[-2][: -len(b"]}")]),
+            is_repeated=_is_repeated(FORMATS[self._wire], sent[-2], sent[-1]),
             is_passed=self._is_passed(limited),
         )
 
@@ -257,17 +275,31 @@ class RehearsedSession:
         arrived = {name for name, _ in self._upstream.headers}
         return is_answered and is_kept and {b"anthropic-beta", b"user-agent", b"authorization"} <= arrived
 
-    async def _call(self, body: bytes) -> HeardClient:
+    async def _call(self, body: bytes, name: str) -> HeardClient:
         headers: Headers = (
             *_JSON,
             (b"user-agent", _AGENT),
             (b"anthropic-beta", b"doctor-2026-01-01"),
             (b"authorization", b"Bearer palimpsest-doctor-has-no-key"),
         )
+        if not self._is_inferred:
+            headers = (*headers, (b"x-palimpsest-session", f"palimpsest-doctor-{name}".encode()))
         client = HeardClient()
         request = ClientRequest("POST", self._target, headers, body)
         await asyncio.shield(self._exchanges.carry(request, self._wire, client))
         return client
+
+
+def _is_repeated(form: Format, before: bytes, after: bytes) -> bool:
+    """Return whether a request begins with the one before. Cache markers do not count, for they are no part of it."""
+    if after.startswith(before[: -len(b"]}")]):
+        return True
+    parts = [split_body(body, form.items_key) for body in (before, after)]
+    if CACHE_MARKER not in after or not all(part is not None and part.items for part in parts):
+        return False
+    heads = [part.content[: part.items[0].start] for part in parts if part is not None]
+    items = [form.read_items(part.content, part.items) for part in parts if part is not None]
+    return heads[0] == heads[1] and items[0] == items[1][: len(items[0])]
 
 
 def _read_sizes(label: str) -> dict[str, int]:
@@ -293,7 +325,11 @@ def judge_rehearsal(played: Rehearsal) -> list[Finding]:
         advice = "See the log of this command; if the settings are right, please report it."
         return [Finding(name="rehearsal", state="fault", sentence=what, advice=advice, facts=facts)]
     found = []
-    if played.is_one:
+    if played.is_one and not played.is_inferred:
+        what = f"Calls that name their session are recognised by that, and no others: sessions.infer is off ({name})."
+        advice = "Have each client send x-palimpsest-session, or set sessions.infer: true."
+        found.append(Finding(name="session", state="warning", sentence=what, advice=advice, facts=facts))
+    elif played.is_one:
         what = f"Calls of one conversation are one session, and those of another are another ({name})."
         found.append(Finding(name="session", state="ok", sentence=what, facts=facts))
     else:

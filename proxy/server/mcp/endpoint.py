@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.model.errors import ProxyError
+from proxy.model.errors import ProxyError, tell_install
 from proxy.model.exchange import Headers
 from proxy.server.access import AccessRules, FindTenant
 from proxy.server.client import ServedClient
@@ -15,10 +15,7 @@ from proxy.server.mcp.tools import McpTools, Reader
 from proxy.server.policy import ServerPolicy
 from proxy.wire.headers import find_credential
 
-INSTALL = (
-    "the MCP server needs the extra mcp: install it by make run EXTRAS=mcp, pip install 'palimpsest[mcp]', "
-    "or for an image by docker build --build-arg EXTRAS=mcp"
-)
+INSTALL = f"the MCP server needs the extra mcp: {tell_install('mcp')}"
 _SDK = "proxy.server.mcp.sdk"
 _UNAUTHORIZED = 401
 _POST_ONLY: Headers = ((b"allow", b"POST"),)

@@ -16,6 +16,7 @@ from proxy.engine.doctor.findings import (
     judge_key,
     judge_local,
     judge_mode,
+    judge_route,
     judge_server,
     judge_store,
     judge_token,
@@ -188,6 +189,10 @@ def test_a_window_that_is_not_known_or_too_small_is_told() -> None:
     check(judge_window("main", "m", small, "epochs"), "fault", "no room for input")
 
 
+def test_an_upstream_that_gets_no_call_is_told() -> None:
+    check(judge_route("second"), "warning", "No call goes to second", "`models`")
+
+
 def test_a_local_engine_is_told_what_it_is_asked_for() -> None:
     check(judge_local("here", summary_model=""), "ok", "here", "one request at a time", "without a model")
     check(judge_local("here", summary_model="small"), "ok", "summaries by small, in idle moments")
@@ -198,6 +203,7 @@ def test_a_local_engine_is_told_what_it_is_asked_for() -> None:
     [
         (ServerFacts(), "manage", "warning", "No server runs"),
         (ServerFacts(address="http://a"), "manage", "warning", "does not tell its version"),
+        (ServerFacts(address="http://a", is_refusing=True), "manage", "warning", "--admin-token"),
         (ServerFacts(address="http://a", version="0.9"), "manage", "warning", "Restart"),
         (ServerFacts(address="http://a", version="1.0", mode="manage"), "manage", "ok", "http://a"),
         (ServerFacts(address="http://a", version="1.0", mode="observe"), "manage", "warning", "mode observe"),
@@ -231,6 +237,8 @@ def test_clients_are_told_the_address_of_each_api_once() -> None:
     [
         ({}, "session", "ok", "one session"),
         ({"is_one": False}, "session", "fault", "sessions.infer"),
+        ({"is_inferred": False}, "session", "warning", "sessions.infer"),
+        ({"is_inferred": False, "is_one": False}, "session", "fault", "sessions.infer"),
         ({}, "shortening", "ok", "100,000 to 20,000 tokens (80 %)"),
         ({"sent": 100_000}, "shortening", "fault", "was not shortened"),
         ({"is_managed": False}, "shortening", "fault", "was not shortened"),

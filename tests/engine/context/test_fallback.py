@@ -13,6 +13,7 @@ from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Written
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from tests.support import managed
+from tests.support.chat_clients import TOOLS
 from tests.support.engine import LIMIT, FixedClock
 from tests.support.managed import PLANNING_SECONDS, Hanging, ManagedEngine, Setup, let_wait
 from tests.support.managing import make_history, make_subject
@@ -359,7 +360,7 @@ async def test_a_reference_stands_for_the_same_messages_when_the_client_spells_t
     for steps in range(30, 110):
         if len(engine.epochs) == 1:
             monkeypatch.setattr(managed, "spell_as_client", lambda body: json.dumps(body, indent=1).encode())
-        await engine.send(history[: 2 + 2 * steps])
+        await engine.send(history[: 2 + 2 * steps], tools=TOOLS)
     named = [original for epoch in engine.epochs for original in epoch.originals]
     assert len(engine.epochs) > 1
     assert len(named) > len({original.id for original in named}) == len(set(named))

@@ -53,13 +53,13 @@ async def test_a_session_is_told_with_its_tree() -> None:
         "● 1    22:13:20  2",
         "├─● 4  22:13:20  2",
         "│ ● 5  22:13:20  2",
-        "│ └ tip 6669766500",
+        "│ └ end 6669766500",
         "● 2    22:13:20  2",
         "● 6    22:13:20  2",
         "● 3    22:13:20  2",
-        "└ tip 7468726565,",
+        "└ end 7468726565,",
         "○ 7    22:13:20  2",
-        "└ tip 736576656e,",
+        "└ end 736576656e,",
         "- 8    22:13:20  2",
     ]
     assert "another branch" in tree.splitlines()[2]
@@ -177,7 +177,7 @@ def test_what_went_wrong_is_told() -> None:
 
 def test_the_place_of_an_exchange_is_told() -> None:
     told = format_exchange(stand(4, "four", 3, "branch", is_side=True, base=2))
-    assert f"place     branch, side; 2 of 3 messages known, tip {b'four'.hex()}" in told
+    assert f"place     branch, side; 2 of 3 messages known, on branch {b'four'.hex()}" in told
 
 
 def test_a_client_cannot_move_the_cursor() -> None:
@@ -191,7 +191,7 @@ def test_a_client_cannot_move_the_cursor() -> None:
 def test_what_was_decided_is_told_of_a_call() -> None:
     told = format_exchange(exchange(2, rounds=(replace(ROUND, plan=PLAN),)))
     assert told.startswith("Call 2 sent 300 of its client's 1,900 tokens.\n")
-    assert "\nsent as   plan, epoch e1; pressure soft\n" in told
+    assert "\nsent      under a new epoch, e1; above the soft mark\n" in told
     own = msgspec.structs.replace(PLAN, rung="original", tokens_upstream=1900)
     assert format_exchange(exchange(2, rounds=(replace(ROUND, plan=own),))).startswith(
         "Call 2 was sent as its client sent it, 1,900 tokens.\n"

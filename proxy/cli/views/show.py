@@ -344,9 +344,9 @@ def format_exchange(
     if row.relation:
         known = f"{row.base} of {format_count(row.depth, 'message')} known"
         relation = f"{row.relation}{', side' if row.is_side else ''}"
-        lines.append(f"place     {relation}; {known}, tip {row.tip.hex()}")
+        lines.append(f"place     {relation}; {known}, on branch {row.tip.hex()}")
     for round_ in row.rounds:
-        lines += _format_round(round_)
+        lines += _format_round(round_, len(row.rounds))
     for call in uses:
         lines.append(f"cache     {_format_use(call)}")
     return make_plain("\n".join(lines))
@@ -377,10 +377,12 @@ def _format_use(call: CacheCall) -> str:
     return f"{read}; {use.missed:,} missed, which cost {_format_cost(call.cost)}: {text}" if use.cause else read
 
 
-def _format_round(row: RoundRow) -> Iterator[str]:
+def _format_round(row: RoundRow, count: int) -> Iterator[str]:
+    """Yield the lines of one of so many rounds of a call."""
     size = f"{row.received_size:,} bytes{', kept to the cap only' if row.is_capped else ''}"
     state = row.completeness or "open, or cut by a crash"
-    yield f"round {row.k}   {row.upstream}: status {row.status or UNKNOWN}, {state}, {size}"
+    name = f"round {row.k + 1}" if count > 1 else "upstream"
+    yield f"{name:<9} {row.upstream}: status {row.status or UNKNOWN}, {state}, {size}"
     if row.plan is not None:
         yield from format_plan(row.plan)
     if row.timings:

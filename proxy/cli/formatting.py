@@ -8,7 +8,7 @@ from proxy.cli.terminal import make_plain as make_plain
 from proxy.cli.terminal import measure
 from proxy.cli.terminal import shorten as shorten
 from proxy.engine.reports.sessions import Fork
-from proxy.model.epoch import Plan, Pressure, Rung
+from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
 
 MARK, SIDE_MARK = "●", "○"
 
@@ -31,6 +31,23 @@ WAYS: Mapping[Rung, str] = {
     "minimal": "under a minimal epoch",
 }
 """How a request was sent, in words."""
+CAUSES: Mapping[EpochReason, str] = {
+    "soft": "it pays",
+    "hard": "high mark",
+    "cold": "cold cache",
+    "client": "history changed",
+    "turn": "new turn",
+    "memory": "new memory",
+    "overflow": "refused as too long",
+    "manual": "by hand",
+    "unsigned": "without signed reasoning",
+    "uncompacted": "without the provider's compaction",
+    "alternating": "with roles that alternate",
+    "untooled": "without our tool",
+    "revert": "after a revert",
+    "refused": "after a refusal",
+}
+"""Why an epoch was opened, in a few words; `timeline.explain_reason` says it in a sentence."""
 _SIZES: Mapping[Pressure, str] = {"none": "", "soft": "; above the soft mark", "hard": "; above the high mark"}
 _GAP = "  "
 _MAX_INDENT = 8  # levels; deeper ones are drawn at this one

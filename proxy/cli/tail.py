@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from proxy.cli.formatting import WAYS, format_count, make_plain
+from proxy.cli.formatting import CAUSES, WAYS, format_count, make_plain
 from proxy.cli.services import (
     ConfigOption,
     DataOption,
@@ -259,7 +259,7 @@ def _format_saved(money: float | None) -> str:
 
 
 def _describe_epoch(event: EpochOpenedEvent) -> str:
-    return f"epoch opened ({event.why}): {event.tokens_before:,} → {event.tokens_after:,} tokens"
+    return f"epoch opened, {CAUSES[event.why]}: {event.tokens_before:,} → {event.tokens_after:,} tokens"
 
 
 def _describe_reverted(event: EpochRevertedEvent) -> str:

@@ -1,10 +1,13 @@
 """Tables, trees, plans and differences as plain text."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from proxy.cli.formatting import (
+    CAUSES,
+    WAYS,
     draw_forks,
     format_plan,
     format_saving,
@@ -16,7 +19,7 @@ from proxy.cli.formatting import (
 from proxy.cli.views.reports import format_difference
 from proxy.engine.reports.diff import Change, Difference, Side
 from proxy.engine.reports.sessions import Fork
-from proxy.model.epoch import Plan
+from proxy.model.epoch import EpochReason, Plan, Rung
 from tests.support.fake_log import EXCHANGE, ROUND, SESSION, branch
 
 
@@ -102,6 +105,11 @@ def test_a_plan_is_told_as_far_as_it_is_known() -> None:
         "because   why not",
     ]
     assert list(format_plan(Plan("x1", 0, "m", "original"))) == ["sent      as its client sent it"]
+
+
+def test_every_way_and_cause_has_words() -> None:
+    assert (WAYS.keys(), CAUSES.keys()) == ({*get_args(Rung)}, {*get_args(EpochReason)})
+    assert not {*WAYS.values(), *CAUSES.values()} & {*WAYS, *CAUSES}
 
 
 @pytest.mark.parametrize(("saving", "told"), [(1234.6, "+1,235"), (-7.0, "-7"), (0.0, "+0")])

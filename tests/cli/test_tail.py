@@ -263,7 +263,7 @@ CALL: dict[str, Any] = {**COMMON, "exchange": "x", "n": 3}
         (completed(completeness="aborted"), "aborted"),
         (
             EpochOpenedEvent(**CALL, epoch="e", why="hard", tokens_before=182000, tokens_after=24000),
-            "▲ epoch opened (hard): 182,000 → 24,000 tokens",
+            "▲ epoch opened, high mark: 182,000 → 24,000 tokens",
         ),
         (
             EpochRevertedEvent(**CALL, reverted="e", why="revert", tokens_before=2000, tokens_after=9000),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import asdict
 
-from proxy.cli.formatting import SIDE_MARK, draw_forks, format_count, format_plan
+from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_count, format_plan
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
@@ -266,7 +266,7 @@ class _CallFacts:
             marks.append(Styled(f"{ERROR} {last.error or 'refused by the upstream'}", "bad"))
         if row.id in self._opened:
             n, epoch = self._opened[row.id]
-            marks.append(Styled(f"{EPOCH} epoch {n} ({epoch.why})", "bold"))
+            marks.append(Styled(f"{EPOCH} epoch {n}, {CAUSES[epoch.why]}", "bold"))
         if use is not None and use.use.cause and not (use.use.cause == "epoch" and row.id in self._opened):
             marks.append(Styled(f"{MISS} {explain_miss(use)}", "warn"))
         if row.relation in _SPECIAL:

@@ -159,5 +159,23 @@ def test_files_that_a_document_names_exist(name: str) -> None:
     assert [file for file in named if not (ROOT / file).exists() and not (ROOT / "proxy" / file).exists()] == []
 
 
+def test_sections_that_a_document_names_exist() -> None:
+    """A reference such as `docs/wires.md`, "Bound reasoning", in README, docs, settings and code."""
+    files = [
+        ROOT / "README.md",
+        ROOT / "config.example.yaml",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "proxy").rglob("*.py"),
+    ]
+    named = {
+        (page, " ".join(title.split()))
+        for file in files
+        for page, title in re.findall(r'`?(docs/[\w/-]+\.md)`?, "([^"\n]+\n?[^"\n]*)"', file.read_text())
+    }
+    headings = {page: re.findall(r"(?m)^#+ (.*)$", (ROOT / page).read_text()) for page, _ in named}
+    assert len(named) > 10
+    assert {(page, title) for page, title in named if title.rstrip(",.") not in headings[page]} == set()
+
+
 def test_the_changelog_knows_this_version() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()

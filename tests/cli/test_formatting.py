@@ -108,7 +108,7 @@ def test_a_plan_is_told_as_far_as_it_is_known() -> None:
 
 
 def test_every_way_and_cause_has_words() -> None:
-    assert (WAYS.keys(), CAUSES.keys()) == ({*get_args(Rung)}, {*get_args(EpochReason)})
+    assert ({*WAYS}, {*CAUSES}) == ({*get_args(Rung)}, {*get_args(EpochReason)})
     assert not {*WAYS.values(), *CAUSES.values()} & {*WAYS, *CAUSES}
 
 

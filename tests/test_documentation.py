@@ -74,6 +74,22 @@ def test_the_readme_is_read_in_a_minute_and_leads_to_every_page() -> None:
     assert [name for name in PAGES if f"`docs/{name}.md`" not in README] == []
 
 
+def test_how_it_works_is_read_in_six_minutes() -> None:
+    """At 250 words a minute, as people read technical English."""
+    assert len(re.findall(r"\w[\w'.-]*", PAGES["how-it-works"])) <= 1_500
+
+
+def test_the_headline_is_measured() -> None:
+    """What README says of the money, by ceiling, is what the replay of twelve sessions has, rounded."""
+    results = (ROOT / "benchmarks" / "results" / "step-7-ceilings.md").read_text()
+    whole, begun = results.split("## Whole sessions")[1].split("## Two sessions")[0].split("## The first 150 calls")
+    for label, ceiling in (("as installed", "128,000"), ("with a ceiling", "32,000")):
+        row = rf"(?m)^\| 0\.1 · 1 \| {ceiling} \| ([\d.]+) \|"
+        costs = [float(found[1]) for part in (whole, begun) if (found := re.search(row, part))]
+        told = re.search(rf"(?m)^\| \**{label}.*?{ceiling} tokens.*?\| \D*(\d+) %\D*\| \D*(\d+) %", README)
+        assert told and [int(told[1]), int(told[2])] == [round(cost) for cost in costs]
+
+
 def test_every_command_is_told() -> None:
     commands = get_command(build())
     assert isinstance(commands, typer.core.TyperGroup)
@@ -141,6 +157,24 @@ def test_files_that_a_document_names_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     named = re.findall(r"`([\w./-]+\.(?:md|toml|yaml|lock|py))`", text)
     assert [file for file in named if not (ROOT / file).exists() and not (ROOT / "proxy" / file).exists()] == []
+
+
+def test_sections_that_a_document_names_exist() -> None:
+    """A reference such as `docs/wires.md`, "Bound reasoning", in README, docs, settings and code."""
+    files = [
+        ROOT / "README.md",
+        ROOT / "config.example.yaml",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "proxy").rglob("*.py"),
+    ]
+    named = {
+        (page, " ".join(title.split()))
+        for file in files
+        for page, title in re.findall(r'`?(docs/[\w/-]+\.md)`?, "([^"\n]+\n?[^"\n]*)"', file.read_text())
+    }
+    headings = {page: re.findall(r"(?m)^#+ (.*)$", (ROOT / page).read_text()) for page, _ in named}
+    assert len(named) > 10
+    assert {(page, title) for page, title in named if title.rstrip(",.") not in headings[page]} == set()
 
 
 def test_the_changelog_knows_this_version() -> None:

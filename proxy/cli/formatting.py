@@ -8,7 +8,7 @@ from proxy.cli.terminal import make_plain as make_plain
 from proxy.cli.terminal import measure
 from proxy.cli.terminal import shorten as shorten
 from proxy.engine.reports.sessions import Fork
-from proxy.model.epoch import Plan
+from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
 
 MARK, SIDE_MARK = "●", "○"
 
@@ -24,6 +24,31 @@ class _ListedSession(Protocol):
 
 Child = TypeVar("Child", bound=_ListedSession)
 
+WAYS: Mapping[Rung, str] = {
+    "original": "as its client sent it",
+    "epoch": "under the open epoch",
+    "plan": "under a new epoch",
+    "minimal": "under a minimal epoch",
+}
+"""How a request was sent, in words."""
+CAUSES: Mapping[EpochReason, str] = {
+    "soft": "it pays",
+    "hard": "high mark",
+    "cold": "cold cache",
+    "client": "history changed",
+    "turn": "new turn",
+    "memory": "new memory",
+    "overflow": "refused as too long",
+    "manual": "by hand",
+    "unsigned": "without signed reasoning",
+    "uncompacted": "without the provider's compaction",
+    "alternating": "with roles that alternate",
+    "untooled": "without our tool",
+    "revert": "after a revert",
+    "refused": "after a refusal",
+}
+"""Why an epoch was opened, in a few words; `timeline.explain_reason` says it in a sentence."""
+_SIZES: Mapping[Pressure, str] = {"none": "", "soft": "; above the soft mark", "hard": "; above the high mark"}
 _GAP = "  "
 _MAX_INDENT = 8  # levels; deeper ones are drawn at this one
 _TIP_DIGITS = 10
@@ -62,8 +87,7 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def format_plan(plan: Plan) -> Iterator[str]:
     """Yield lines that describe the plan of a round. An unknown count has no line."""
-    epoch = f", epoch {plan.epoch}" if plan.epoch else ""
-    yield f"sent as   {plan.rung}{epoch}; pressure {plan.pressure}"
+    yield f"sent      {WAYS[plan.rung]}{', ' * bool(plan.epoch)}{plan.epoch}{_SIZES[plan.pressure]}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:
         sizes = f"client {plan.tokens_client:,}, upstream {plan.tokens_upstream:,}"
         yield f"context   {sizes}, usable {plan.usable:,} tokens"
@@ -74,13 +98,13 @@ def format_plan(plan: Plan) -> Iterator[str]:
 
 
 def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[str, int]]:
-    """Yield the lines of a tree of branches, each with the number of the exchange it stands for; 0 for a tip.
+    """Yield the lines of a tree of branches, each with the number of the exchange it stands for; 0 for an end.
 
     A line per exchange, two columns per level:
 
     ● 1       an exchange of the conversation
     ├─● 3     a branch that continues from the exchange above it, in place of the one below
-    │ └ tip   where the branch ended
+    │ └ end   where the branch ended, with its id
     ○ 2       a side call
     """
     after: dict[int, list[Fork]] = {}
@@ -93,7 +117,7 @@ def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[st
         indent = "│ " * min(level, _MAX_INDENT)
         if done == len(fork.own):
             yield (
-                f"{indent}└ tip {fork.branch.tip.hex()[:_TIP_DIGITS]}, {format_count(fork.branch.depth, 'message')}",
+                f"{indent}└ end {fork.branch.tip.hex()[:_TIP_DIGITS]}, {format_count(fork.branch.depth, 'message')}",
                 0,
             )
             continue

@@ -45,7 +45,7 @@ SessionArgument = Annotated[
     str, typer.Argument(metavar="SESSION", help="A session: its id or a prefix of it, its name, or its client's.")
 ]
 BranchOption = Annotated[
-    str, typer.Option(metavar="TIP", help="Only this branch: its tip, as `show` writes it, or a prefix of it.")
+    str, typer.Option(metavar="BRANCH", help="Only this branch: its id, as `show` writes it, or a prefix.")
 ]
 MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
 _FAILED = 400

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from proxy.cli.formatting import format_count, make_plain
+from proxy.cli.formatting import CAUSES, WAYS, format_count, make_plain
 from proxy.cli.services import (
     ConfigOption,
     DataOption,
@@ -259,7 +259,7 @@ def _format_saved(money: float | None) -> str:
 
 
 def _describe_epoch(event: EpochOpenedEvent) -> str:
-    return f"epoch opened ({event.why}): {event.tokens_before:,} → {event.tokens_after:,} tokens"
+    return f"epoch opened, {CAUSES[event.why]}: {event.tokens_before:,} → {event.tokens_after:,} tokens"
 
 
 def _describe_reverted(event: EpochRevertedEvent) -> str:
@@ -325,7 +325,10 @@ _DESCRIPTIONS: Mapping[type[StreamEvent], tuple[str, Callable[[Any], str]]] = {
     CallStartedEvent: (_NOTE, lambda event: f"{event.model or event.upstream}: sent"),
     CallUnreadableEvent: (_FAULT, lambda event: f"its response could not be read: {event.error}"),
     CacheMissedEvent: (_MISS, _describe_miss),
-    RungFailedEvent: (_FAULT, lambda event: f"level {event.rung} failed, the next one was sent: {event.error}"),
+    RungFailedEvent: (
+        _FAULT,
+        lambda event: f"it could not be sent {WAYS[event.rung]}, another form was: {event.error}",
+    ),
     CeilingExceededEvent: (
         _FAULT,
         lambda event: f"sent above its ceiling: {event.tokens:,} of {event.usable:,} tokens; {event.error}",

@@ -46,8 +46,8 @@ class BudgetSettings(Section):
         _BUDGET.ceiling_tokens,
         description=(
             f"Most tokens of a request, tools included. auto: {AUTO_CEILING:,}, or fewer where the model's "
-            'long-context prices begin earlier (docs/how-it-works.md, "Where shortening begins"). Where system prompt '
-            "and tools alone take more than 0.8 of it, messages keep 0.2 to 0.3 of it beside them."
+            "long-context prices begin earlier (docs/ceiling.md). Where system prompt and tools alone take "
+            "more than 0.8 of it, messages keep 0.2 to 0.3 of it beside them."
         ),
     )
     soft_fraction: AutoFraction = Field(

@@ -1,10 +1,13 @@
 """Tables, trees, plans and differences as plain text."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from proxy.cli.formatting import (
+    CAUSES,
+    WAYS,
     draw_forks,
     format_plan,
     format_saving,
@@ -16,7 +19,7 @@ from proxy.cli.formatting import (
 from proxy.cli.views.reports import format_difference
 from proxy.engine.reports.diff import Change, Difference, Side
 from proxy.engine.reports.sessions import Fork
-from proxy.model.epoch import Plan
+from proxy.model.epoch import EpochReason, Plan, Rung
 from tests.support.fake_log import EXCHANGE, ROUND, SESSION, branch
 
 
@@ -51,7 +54,7 @@ def fork(*own: int, after: int = 0) -> Fork:
 
 
 def draw(*forks: Fork, side: frozenset[int] = frozenset()) -> list[str]:
-    return [line.partition(" tip")[0] for line, _ in draw_forks(forks, side)]
+    return [line.partition(" end")[0] for line, _ in draw_forks(forks, side)]
 
 
 def test_a_branch_stands_below_the_call_that_it_goes_on_from() -> None:
@@ -96,12 +99,17 @@ PLAN = Plan("x1", 0, "m", "epoch", "e1", "soft", "why not", 900, 300, 1000, 4.5,
 
 def test_a_plan_is_told_as_far_as_it_is_known() -> None:
     assert list(format_plan(PLAN)) == [
-        "sent as   epoch, epoch e1; pressure soft",
+        "sent      under the open epoch, e1; above the soft mark",
         "context   client 900, upstream 300, usable 1,000 tokens",
         "saved     -2 tokens of uncached input (estimated when it was sent)",
         "because   why not",
     ]
-    assert list(format_plan(Plan("x1", 0, "m", "original"))) == ["sent as   original; pressure none"]
+    assert list(format_plan(Plan("x1", 0, "m", "original"))) == ["sent      as its client sent it"]
+
+
+def test_every_way_and_cause_has_words() -> None:
+    assert ({*WAYS}, {*CAUSES}) == ({*get_args(Rung)}, {*get_args(EpochReason)})
+    assert not {*WAYS.values(), *CAUSES.values()} & {*WAYS, *CAUSES}
 
 
 @pytest.mark.parametrize(("saving", "told"), [(1234.6, "+1,235"), (-7.0, "-7"), (0.0, "+0")])
@@ -111,7 +119,7 @@ def test_a_saving_has_a_sign(saving: float, told: str) -> None:
 
 def test_an_unmodified_call_is_one_line() -> None:
     told = format_difference(Difference(EXCHANGE, ROUND, is_equal=True))
-    assert told == "exchange 1 of session abc1, round 0: sent as the client sent it, byte for byte\n"
+    assert told == "exchange 1 of session abc1: sent as the client sent it, byte for byte\n"
 
 
 def test_what_stands_for_what_is_told() -> None:
@@ -126,7 +134,7 @@ def test_what_stands_for_what_is_told() -> None:
     )
     told = format_difference(found)
     lines = told.splitlines()
-    assert lines[0] == "exchange 1 of session abc1, round 0: 9 of 30 messages sent unchanged"
+    assert lines[0] == "exchange 1 of session abc1: 9 of 30 messages sent unchanged"
     for line in (
         "context   client 900, upstream 300, usable 1,000 tokens",
         "@@ max_tokens",

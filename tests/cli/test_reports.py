@@ -49,10 +49,10 @@ def test_a_difference_is_told_as_text_and_as_json(capfdbinary: pytest.CaptureFix
     log.load_sent = load_sent  # type: ignore[method-assign]
     assert call(log, "diff", "abc", "1") == 0
     assert capfdbinary.readouterr().out.decode().splitlines()[-3:] == ["@@ n", "- (absent)", "+ 1"]
-    assert call(log, "diff", "abc", "1", "--round", "0", "--json") == 0
+    assert call(log, "diff", "abc", "1", "--round", "1", "--json") == 0
     told = json.loads(capfdbinary.readouterr().out)
     assert (told["is_modified"], told["members"][0]["name"]) == (True, "n")
-    assert call(log, "diff", "abc", "1", "--round", "1") == 1
+    assert call(log, "diff", "abc", "1", "--round", "2") == 1
 
 
 def test_a_conversation_is_handed_on(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -1,6 +1,7 @@
 """`palimpsest show`: a session, or one call of it."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +9,13 @@ import msgspec
 import pytest
 
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
+from proxy.cli.views.reports import format_difference
 from proxy.cli.views.show import format_exchange, format_session
 from proxy.context.budget import BudgetPolicy
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
 from proxy.engine.reports.cache import CacheReport, MissTotal
+from proxy.engine.reports.diff import Difference
 from proxy.engine.reports.session_summary import AuxiliaryTotal
 from proxy.engine.reports.sessions import Overview, load_overview
 from proxy.engine.reports.timeline import Loop
@@ -54,13 +57,13 @@ async def test_a_session_is_told_with_its_tree() -> None:
         "● 1    22:13:20  2",
         "├─● 4  22:13:20  2",
         "│ ● 5  22:13:20  2",
-        "│ └ tip 6669766500",
+        "│ └ end 6669766500",
         "● 2    22:13:20  2",
         "● 6    22:13:20  2",
         "● 3    22:13:20  2",
-        "└ tip 7468726565,",
+        "└ end 7468726565,",
         "○ 7    22:13:20  2",
-        "└ tip 736576656e,",
+        "└ end 736576656e,",
         "- 8    22:13:20  2",
     ]
     assert "another branch" in tree.splitlines()[2]
@@ -133,7 +136,7 @@ def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
     assert told.startswith("3 calls, 1 of them shortened: the client sent 1,900 tokens, the model got 300.\n")
     first, second, third = told.split("\n\n")[2].splitlines()[1:]
     assert first.split()[4:] == ["10", "3", UNKNOWN, "1.2", "gpt-5"]
-    assert f"1,900 → 300       3  {MINUS}$0.0009  ▲ epoch 1 (soft)" in second
+    assert f"1,900 → 300       3  {MINUS}$0.0009  ▲ epoch 1, it pays" in second
     assert "$1.50" in third
 
 
@@ -187,7 +190,7 @@ def test_what_went_wrong_is_told() -> None:
 
 def test_the_place_of_an_exchange_is_told() -> None:
     told = format_exchange(stand(4, "four", 3, "branch", is_side=True, base=2))
-    assert f"place     branch, side; 2 of 3 messages known, tip {b'four'.hex()}" in told
+    assert f"place     branch, side; 2 of 3 messages known, on branch {b'four'.hex()}" in told
 
 
 def test_a_client_cannot_move_the_cursor() -> None:
@@ -201,7 +204,7 @@ def test_a_client_cannot_move_the_cursor() -> None:
 def test_what_was_decided_is_told_of_a_call() -> None:
     told = format_exchange(exchange(2, rounds=(replace(ROUND, plan=PLAN),)))
     assert told.startswith("Call 2 sent 300 of its client's 1,900 tokens.\n")
-    assert "\nsent as   plan, epoch e1; pressure soft\n" in told
+    assert "\nsent      under a new epoch, e1; above the soft mark\n" in told
     own = msgspec.structs.replace(PLAN, rung="original", tokens_upstream=1900)
     assert format_exchange(exchange(2, rounds=(replace(ROUND, plan=own),))).startswith(
         "Call 2 was sent as its client sent it, 1,900 tokens.\n"
@@ -210,6 +213,15 @@ def test_what_was_decided_is_told_of_a_call() -> None:
     assert format_exchange(exchange(2, rounds=(replace(ROUND, plan=rewritten),))).startswith(
         "Call 2 was sent in a rewritten form.\n"
     )
+
+
+def test_rounds_are_counted_from_one_and_only_named_where_there_are_several() -> None:
+    told = format_exchange(EXCHANGE)
+    assert "\nupstream  openai: status 200, complete, " in told and "round" not in told
+    several = format_exchange(replace(EXCHANGE, rounds=(ROUND, replace(ROUND, k=1, status=500))))
+    assert re.findall(r"(?m)^round (\d)   openai: status (\d+)", several) == [("1", "200"), ("2", "500")]
+    found = Difference(replace(EXCHANGE, rounds=(ROUND, ROUND)), replace(ROUND, k=1), is_equal=True)
+    assert format_difference(found).startswith("exchange 1 of session abc1, round 2 of 2: ")
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ CALL: dict[str, Any] = {**COMMON, "exchange": "x", "n": 3}
         (completed(completeness="aborted"), "aborted"),
         (
             EpochOpenedEvent(**CALL, epoch="e", why="hard", tokens_before=182000, tokens_after=24000),
-            "▲ epoch opened (hard): 182,000 → 24,000 tokens",
+            "▲ epoch opened, high mark: 182,000 → 24,000 tokens",
         ),
         (
             EpochRevertedEvent(**CALL, reverted="e", why="revert", tokens_before=2000, tokens_after=9000),
@@ -320,7 +320,10 @@ CALL: dict[str, Any] = {**COMMON, "exchange": "x", "n": 3}
         (CallStartedEvent(**CALL, model="gpt-5", upstream="o", wire="w", is_side=False), "· gpt-5: sent"),
         (MessageCreatedEvent(**CALL, message="ab" * 16, role=""), "· message of unknown role: abababababab"),
         (CallUnreadableEvent(**CALL, error="why"), "✕ its response could not be read: why"),
-        (RungFailedEvent(**CALL, rung="plan", error="why"), "✕ level plan failed, the next one was sent: why"),
+        (
+            RungFailedEvent(**CALL, rung="plan", error="why"),
+            "✕ it could not be sent under a new epoch, another form was: why",
+        ),
         (
             CeilingExceededEvent(**CALL, tokens=5000, usable=4000, error="why"),
             "✕ sent above its ceiling: 5,000 of 4,000 tokens; why",

@@ -86,7 +86,7 @@ def find_names(world: World) -> dict[str, str]:
         references = re.findall(r"ref:([a-z0-9]{10})", world.run(f"palimpsest diff {session} {CALLS}").stdout)
     assert references, "the session was not shortened"
     tip = re.findall(r'"tip":"(\w+)"', shown)[0]
-    return {"SESSION": session, "REF": references[0], "TIP": tip, "FILE": "a-file", "DIR": "a-directory"}
+    return {"SESSION": session, "REF": references[0], "BRANCH": tip, "FILE": "a-file", "DIR": "a-directory"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and list_runnable(page)])

@@ -192,7 +192,9 @@ def check_originals(
     assert f"ref:{epoch['references'][0]['id']}" in told
     assert LEDGER_HEAD in run_command("handoff", session, "--data", str(data)).stdout.decode()
     shown = run_command("show", session, newest, "--data", str(data)).stdout.decode()
-    assert re.search(r"(?m)^sent as   (epoch|plan)", shown)  # the newest call may be the one that opened an epoch
+    assert re.search(
+        r"(?m)^sent      under (the open|a new) epoch", shown
+    )  # the newest call may be the one that opened an epoch
 
 
 def find_newest(proxy: Running, session: str) -> str:

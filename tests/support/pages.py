@@ -13,7 +13,6 @@ PAGES = {
 # Blocks that are not run, by their first line, and why.
 NOT_RUN = {
     "make install": "installs packages from an index, and then starts a real client with a real provider",
-    "make run": "installs packages from an index, and then serves until it is stopped",
     'make run EXTRAS=providers ARGS="--config providers.yaml"': "installs packages from an index, and serves then",
     "make check": "would run this suite inside itself; some targets install real clients",
     "docker build -t palimpsest .": "needs Docker, and an image from a registry",

@@ -73,7 +73,7 @@ PlaceArgument = Annotated[
     ),
 ]
 NewestOption = Annotated[bool, typer.Option("--newest", help="The newest message of the session, or of --branch.")]
-TipOption = Annotated[str, typer.Option("--branch", metavar="TIP", help="With --newest: the branch, by its tip.")]
+TipOption = Annotated[str, typer.Option("--branch", metavar="BRANCH", help="With --newest: the branch, by its id.")]
 
 
 def revert(
@@ -278,7 +278,7 @@ def compact(
         str, typer.Option(metavar="MODEL", help="The conversation with this model. [default: the newest]")
     ] = "",
     branch: Annotated[
-        str, typer.Option(metavar="TIP", help="The branch, by its tip or a prefix of it. [default: the newest]")
+        str, typer.Option(metavar="BRANCH", help="The branch: its id or a prefix of it. [default: the newest]")
     ] = "",
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
     as_json: JsonOption = False,

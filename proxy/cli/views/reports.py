@@ -49,7 +49,9 @@ def diff(
     context: typer.Context,
     session: SessionArgument,
     n: Annotated[int, typer.Argument(metavar="N", min=1, max=MAX_NUMBER, help="An exchange, counted from 1.")],
-    k: Annotated[int | None, typer.Option("--round", metavar="K", help="Which round. [default: the last]")] = None,
+    k: Annotated[
+        int | None, typer.Option("--round", metavar="K", min=1, help="Which round, from 1. [default: the last]")
+    ] = None,
     as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -58,7 +60,7 @@ def diff(
     services: Services = context.obj
     found = read_session(
         *(services, data, config, session),
-        lambda log, settings, id: load_difference(log, id, n, services.build_tally(settings), k),
+        lambda log, settings, id: load_difference(log, id, n, services.build_tally(settings), k and k - 1),
     )
     typer.echo(write_json(describe_difference(found)) if as_json else format_difference(found), nl=False)
 
@@ -94,7 +96,9 @@ def format_difference(found: Difference) -> str:
 
     The client's messages are cut to 80 columns, ours are whole.
     """
-    head = f"exchange {found.row.n} of session {found.row.session}, round {found.round.k}"
+    head = f"exchange {found.row.n} of session {found.row.session}"
+    if len(found.row.rounds) > 1:
+        head += f", round {found.round.k + 1} of {len(found.row.rounds)}"
     if found.is_equal:
         return make_plain(f"{head}: sent as the client sent it, byte for byte\n")
     lines = [f"{head}: {found.kept} of {found.messages} messages sent unchanged"]

@@ -60,7 +60,7 @@ def search(
     ] = "",
     until: Annotated[str, typer.Option(metavar="TIME", help="Only up to then.")] = "",
     branch: Annotated[
-        str, typer.Option(metavar="TIP", help="With --session: only what the branch with this tip has.")
+        str, typer.Option(metavar="BRANCH", help="With --session: only what this branch has, named by its id.")
     ] = "",
     sender: Annotated[
         str, typer.Option(metavar="NAME", help="Only what these names have said; several with commas.")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import asdict
 
-from proxy.cli.formatting import SIDE_MARK, draw_forks, format_count, format_plan
+from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_count, format_plan
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
@@ -271,7 +271,7 @@ class _CallFacts:
             marks.append(Styled(f"{LOOP} loop: {loop.tool}, {loop.count} times in a row", "warn"))
         if row.id in self._opened:
             n, epoch = self._opened[row.id]
-            marks.append(Styled(f"{EPOCH} epoch {n} ({epoch.why})", "bold"))
+            marks.append(Styled(f"{EPOCH} epoch {n}, {CAUSES[epoch.why]}", "bold"))
         if use is not None and use.use.cause and not (use.use.cause == "epoch" and row.id in self._opened):
             marks.append(Styled(f"{MISS} {explain_miss(use)}", "warn"))
         if row.relation in _SPECIAL:
@@ -349,9 +349,9 @@ def format_exchange(
     if row.relation:
         known = f"{row.base} of {format_count(row.depth, 'message')} known"
         relation = f"{row.relation}{', side' if row.is_side else ''}"
-        lines.append(f"place     {relation}; {known}, tip {row.tip.hex()}")
+        lines.append(f"place     {relation}; {known}, on branch {row.tip.hex()}")
     for round_ in row.rounds:
-        lines += _format_round(round_)
+        lines += _format_round(round_, len(row.rounds))
     for call in uses:
         lines.append(f"cache     {_format_use(call)}")
     return make_plain("\n".join(lines))
@@ -382,10 +382,12 @@ def _format_use(call: CacheCall) -> str:
     return f"{read}; {use.missed:,} missed, which cost {_format_cost(call.cost)}: {text}" if use.cause else read
 
 
-def _format_round(row: RoundRow) -> Iterator[str]:
+def _format_round(row: RoundRow, count: int) -> Iterator[str]:
+    """Yield the lines of one of so many rounds of a call."""
     size = f"{row.received_size:,} bytes{', kept to the cap only' if row.is_capped else ''}"
     state = row.completeness or "open, or cut by a crash"
-    yield f"round {row.k}   {row.upstream}: status {row.status or UNKNOWN}, {state}, {size}"
+    name = f"round {row.k + 1}" if count > 1 else "upstream"
+    yield f"{name:<9} {row.upstream}: status {row.status or UNKNOWN}, {state}, {size}"
     if row.plan is not None:
         yield from format_plan(row.plan)
     if row.timings:

@@ -141,7 +141,7 @@ async def _find_readable(log: LogReader, end: ExchangeRow) -> ExchangeRow:
                 return (await log.list_exchanges(row.session, row.n - 1, 1))[0]
         if isinstance(error, Erased):
             raise
-        raise NotFound(f"{error}; a branch of the session can be named: --branch TIP") from error
+        raise NotFound(f"{error}; a branch of the session can be named: --branch BRANCH") from error
     return end
 
 

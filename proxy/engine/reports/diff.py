@@ -122,7 +122,7 @@ async def load_difference(log: LogReader, prefix: str, n: int, tally: Tally, k: 
     rounds = {each.k: each for each in row.rounds}
     found = rounds.get(max(rounds, default=0) if k is None else k)
     if found is None:
-        raise NotFound(f"exchange {n} has no round {k or 0}; its rounds are {', '.join(map(str, rounds)) or 'none'}")
+        raise NotFound(f"exchange {n} has no such round; it has {len(rounds) or 'none'}")
     request, sent = await log.load_request(row.id), await log.load_sent(row.id, found.k)
     if request != sent:
         key = find_format(row).items_key

@@ -127,7 +127,7 @@ async def read_exchanges(log: LogReader, session: str, branch: BranchRow | None 
 
 
 def pick_branch(rows: Sequence[BranchRow], prefix: str) -> BranchRow:
-    """Return the one branch whose tip, in hexadecimal digits, has this prefix. Raises NotFound, naming the tips."""
+    """Return the one branch whose tip, in hexadecimal digits, has this prefix. Raises NotFound, naming all tips."""
     found = [row for row in rows if row.tip.hex().startswith(prefix.lower())] if prefix else []
     if len(found) == 1:
         return found[0]
@@ -136,7 +136,7 @@ def pick_branch(rows: Sequence[BranchRow], prefix: str) -> BranchRow:
     tips = _join([row.tip.hex()[:12] for row in found or reversed(rows)])
     if found:
         raise NotFound(f"{len(found)} branches begin with {_quote(prefix)} ({tips})")
-    raise NotFound(f"no branch begins with {_quote(prefix)}; the tips are {tips}")
+    raise NotFound(f"no branch begins with {_quote(prefix)}; its branches are {tips}")
 
 
 async def load_part(log: LogReader, row: ExchangeRow, part: Part, k: int | None = None) -> bytes:

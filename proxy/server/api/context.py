@@ -205,7 +205,7 @@ class ContextApi:
             return await find_exchange(self._log, path.id, query.exchange), query.place
         if not query.newest or query.exchange is not None or query.place is not None:
             raise BadRequest(
-                "say which message: exchange=N and place=P, or newest=true, of the branch=TIP if not of all"
+                "say which message: exchange=N and place=P, or newest=true, of the branch=ID if not of all"
             )
         session = await find_session(self._log, path.id)
         branch = pick_branch(await self._log.list_branches(session), query.branch) if query.branch else None

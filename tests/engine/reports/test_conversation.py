@@ -164,7 +164,7 @@ async def test_a_newest_call_that_cannot_be_read_does_not_keep_the_others_from_b
 async def test_where_no_call_can_be_read_a_branch_may_be_named() -> None:
     rows = [exchange(1, tip=tip_of("one")), exchange(2, tip=b"")]
     log = FakeLog(exchanges=rows, bodies={row.id: b"x" for row in rows})
-    with pytest.raises(NotFound, match=r"the request of exchange 2 cannot be read: .*--branch TIP"):
+    with pytest.raises(NotFound, match=r"the request of exchange 2 cannot be read: .*--branch BRANCH"):
         await load_conversation(log, "abc1")
 
 

@@ -83,9 +83,9 @@ async def test_what_cannot_be_compared_is_told() -> None:
     log = SentLog(spell(), b"{", rounds=(ROUND, replace(ROUND, k=1)))
     with pytest.raises(NotFound, match="cannot be read: it is no JSON object"):
         await load_difference(log, "abc1", 1, tally)
-    with pytest.raises(NotFound, match="has no round 2; its rounds are 0, 1"):
+    with pytest.raises(NotFound, match="has no such round; it has 2"):
         await load_difference(log, "abc1", 1, tally, 2)
-    with pytest.raises(NotFound, match="has no round 0; its rounds are none"):
+    with pytest.raises(NotFound, match="has no such round; it has none"):
         await load_difference(SentLog(b"", b"", rounds=()), "abc1", 1, tally)
 
 

@@ -50,7 +50,7 @@ async def test_a_session_without_exchanges_is_still_a_document() -> None:
 
 @pytest.mark.parametrize(("form", "tip"), [("json", "ff"), ("jsonl", "ff"), ("openai", "ff")])
 async def test_what_is_not_there_is_told_before_the_first_piece(form: Form, tip: str) -> None:
-    with pytest.raises(NotFound, match="the tips are"):
+    with pytest.raises(NotFound, match="its branches are"):
         await open_export(tree_log(), "abc", form, tip)
     with pytest.raises(NotFound, match="no session"):
         await open_export(tree_log(), "x", form)

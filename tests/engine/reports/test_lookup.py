@@ -193,7 +193,7 @@ def test_a_branch_is_found_by_how_its_tip_begins() -> None:
 def test_a_branch_that_is_not_there_is_answered_with_the_tips() -> None:
     tips = [name.encode().ljust(16, b"\0").hex()[:12] for name in ("seven", "five", "three")]
     for asked in ("ff", "", "x" * 10_000):
-        with pytest.raises(NotFound, match="; the tips are " + ", ".join(tips)):
+        with pytest.raises(NotFound, match="; its branches are " + ", ".join(tips)):
             pick_branch(BRANCHES, asked)
     with pytest.raises(NotFound, match="2 branches begin with '61'"):
         pick_branch([branch("aa", 1, (1,)), branch("ab", 1, (2,))], "61")

@@ -262,7 +262,7 @@ async def test_summaries_are_listed_and_shown_and_lead_to_what_they_cover(manage
         ("/sessions/{id}/summaries?page=3", 400, "this path takes: cursor, limit"),
         ("/sessions/{id}/epochs/x", 400, "n is a number"),
         ("/sessions/{id}/exchanges/99/diff", 404, "no exchange 99"),
-        ("/sessions/{id}/exchanges/1/diff?k=3", 404, "has no round 3; its rounds are 0"),
+        ("/sessions/{id}/exchanges/1/diff?k=3", 404, "has no such round; it has 1"),
         ("/sessions/{id}/handoff?branch=zz", 404, "no branch begins with 'zz'"),
     ],
 )

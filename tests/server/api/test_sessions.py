@@ -302,7 +302,7 @@ async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> N
         ("/{id}/exchanges/1/received?k=7", 404, "no answer to round 7"),
         ("/{id}/exchanges/1/received?k=", 400, "k is a number"),
         ("/{id}/export?form=html", 400, "form is one of json, jsonl, openai, not 'html'"),
-        ("/{id}/export?branch=zz", 404, "the tips are "),
+        ("/{id}/export?branch=zz", 404, "its branches are "),
         ("/zzz", 404, "GET /-/api/sessions lists them"),
         ("/talx", 404, "GET /-/api/sessions lists them"),
     ],

@@ -253,7 +253,7 @@ def find_difference(connection: sqlite3.Connection) -> str:
     stored = connection.execute(_STORED)
     for row in connection.execute(_DERIVED, (filled,)):
         if stored.fetchone() != row:
-            return f"session {row[0]}, call {row[1]}, round {row[2]}"
+            return f"session {row[0]}, call {row[1]}, round {row[2] + 1}"
     if stored.fetchone() is not None:
         return "a call that is not in the record"
     sums = connection.execute(_TALLIED)

@@ -218,7 +218,7 @@ def test_rows_of_another_version_are_derived_anew() -> None:
         writer.fill()
         assert read_filled(connection) == 1
         connection.execute("UPDATE bill SET model = 'other'")
-        assert find_difference(connection) == "session 1, call 1, round 0"
+        assert find_difference(connection) == "session 1, call 1, round 1"
         connection.execute("UPDATE bill SET model = 'gpt-4o'")
         connection.execute("UPDATE tally SET rounds = 7")
         assert find_difference(connection).startswith("session 1, the sum over calls of day")
@@ -248,6 +248,6 @@ def test_verify_finds_figures_that_differ_from_the_record(tmp_path: Path) -> Non
     connection.close()
     (fault,) = verify_log(path).faults
     assert (fault.where, fault.what) == (
-        "figures of session 1, call 1, round 0",
+        "figures of session 1, call 1, round 1",
         "differ from the record; they are only read by reports",
     )

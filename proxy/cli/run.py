@@ -26,7 +26,7 @@ from typing import Annotated
 import typer
 
 from proxy.cli.clients import ClientPlan, ClientStart, list_files, plan_client, replace_own_address, start_client
-from proxy.cli.formatting import format_count, make_plain
+from proxy.cli.formatting import CAUSES, format_count, make_plain
 from proxy.cli.logs import Log
 from proxy.cli.serve import (
     AdminTokenOption,
@@ -347,7 +347,7 @@ class Notices:
         for epoch in epochs:
             if epoch.id not in self.told:
                 self.told.add(epoch.id)
-                yield f"compacted {epoch.tokens_before:,} to {epoch.tokens_after:,} tokens ({epoch.why})"
+                yield f"compacted {epoch.tokens_before:,} to {epoch.tokens_after:,} tokens: {CAUSES[epoch.why]}"
 
 
 def read_client_files(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -45,7 +45,7 @@ _ANY = re.compile(r"[*?\[]")
 # What examples have in the place of a secret, and people forget to replace.
 _PLACEHOLDER = re.compile(
     r"(?i)change[-_ ]?(me|this|it)|replace[-_ ]?(me|this)"
-    r"|(your|my)[-_ ](admin[-_ ]|metrics[-_ ])?(token|secret|password)|placeholder|example|<[^>]{0,40}>|x{3,}|\*{3,}|todo"
+    r"|(your|my)[-_ ](admin[-_ ]|metrics[-_ ])?(token|secret|password)|placeholder|example|<[^>]{0,40}>|x{3,}|\*{3,}"
 )
 
 

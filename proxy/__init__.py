@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         MapResult,
         RecordResult,
         TokenUsage,
+        TurnFigures,
         TurnResult,
     )
     from proxy.sdk.engines import close_all
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
         SessionNotFoundError,
         StoreError,
     )
-    from proxy.sdk.events import EventBus
+    from proxy.sdk.events import Event, EventBus
     from proxy.sdk.files import LargeFileHandler
     from proxy.sdk.models import ModelInfo
     from proxy.sdk.operators import AgenticMap, LLMMap
@@ -62,14 +63,15 @@ _MODULES = {
         "ToolPart ToolStatus "
     ),
     "proxy.model.results": (
-        "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage TurnResult "
+        "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage "
+        "TurnFigures TurnResult "
     ),
     "proxy.sdk.engines": "close_all",
     "proxy.sdk.errors": (
         "DuplicateIDError ImmutableFieldError LogHeldError MessageNotFoundError "
         "PartNotFoundError SessionClosedError SessionNotFoundError StoreError "
     ),
-    "proxy.sdk.events": "EventBus",
+    "proxy.sdk.events": "Event EventBus",
     "proxy.sdk.files": "LargeFileHandler",
     "proxy.sdk.models": "ModelInfo",
     "proxy.sdk.operators": "AgenticMap LLMMap",
@@ -87,6 +89,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "DuplicateIDError",
+    "Event",
     "EventBus",
     "FileHandleResult",
     "FileRefPart",
@@ -115,6 +118,7 @@ __all__ = [
     "TooLarge",
     "ToolPart",
     "ToolStatus",
+    "TurnFigures",
     "TurnResult",
     "UpstreamRefused",
     "UpstreamUnreachable",

@@ -144,6 +144,10 @@ class ExchangeService:
             self._tasks.held.discard(task)
             self._sessions.pop(task, None)
 
+    def is_looping(self, session: str) -> bool:
+        """Return whether the newest response of a session with calls goes on with a loop."""
+        return self._loops is not None and self._loops.is_looping(session)
+
     def find_upstream(self, model: str) -> str:
         """Return the name of the upstream that requests to a model go to."""
         return self._resolver.find_upstream(model)

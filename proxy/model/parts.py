@@ -57,6 +57,16 @@ class ToolPart(TypedPart, frozen=True, tag="tool"):
     output: str | None = None
     status: ToolStatus = ToolStatus()
 
+    @property
+    def error_message(self) -> str | None:
+        """Why the call has failed, if it has."""
+        return self.status.error_message
+
+    @property
+    def compacted_at(self) -> int | None:
+        """Since when models are sent something shorter in place of the output; None while they have it whole."""
+        return self.status.compacted_at
+
 
 class CompactionPart(TypedPart, frozen=True, tag="compaction"):
     """A summary that was made of the messages up to this one; `summary_node_id` is its id."""

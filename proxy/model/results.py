@@ -12,7 +12,16 @@ FinishReason = Literal["stop", "max_tokens", "tool_use", "error"]
 """Why an answer ended: by itself, at its limit of tokens, to have tools called, or by a fault of the provider."""
 
 
-class TokenUsage(msgspec.Struct, frozen=True, gc=False):
+class ProgramResult(msgspec.Struct, frozen=True):
+    """What all results have in common."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the result as mappings, lists and plain values, as JSON has them."""
+        dumped: dict[str, Any] = msgspec.to_builtins(self)
+        return dumped
+
+
+class TokenUsage(ProgramResult, frozen=True, gc=False):
     """The tokens of one call, or of several.
 
     The four counts have no token in common: `input` are those of prompts that no cache had, `cache_read` and
@@ -51,7 +60,7 @@ def count_usage(usage: Usage | None) -> TokenUsage:
     return TokenUsage(max(0, whole - read - written), output, read, written, whole + output)
 
 
-class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
+class CompactionResult(ProgramResult, frozen=True, kw_only=True):
     """The result of a compaction that has shortened what is sent.
 
     `summary_message_id` is the id of the newest summary that was made, null if there is only a ledger. `level_used` is
@@ -70,7 +79,7 @@ class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_ms: int
 
 
-class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
+class TurnResult(ProgramResult, frozen=True, kw_only=True):
     """The result of `Session.send`: the answer's text, and the id of its message.
 
     `cost` is in the currency of the prices, null where no price is known. `compaction_triggered`: a summary began to be
@@ -88,7 +97,22 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     doom_loop_detected: bool = False
 
 
-class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
+class TurnFigures(ProgramResult, frozen=True, kw_only=True):
+    """What one answered call of a session has taken. `n` is its number in the session, `exchange` its id in the log.
+
+    `cost` is in the currency of the prices, null where no price is known; `seconds` are those until its last byte.
+    """
+
+    n: int
+    exchange: str
+    at_ms: int
+    model: str
+    tokens: TokenUsage
+    cost: float | None
+    seconds: float
+
+
+class RecordResult(ProgramResult, frozen=True, kw_only=True):
     """The result of recording a turn that was made elsewhere: the ids of its two messages, and its tokens."""
 
     user_message_id: str
@@ -97,7 +121,7 @@ class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
     compaction_triggered: bool = False
 
 
-class BuiltContext(msgspec.Struct, frozen=True, kw_only=True):
+class BuiltContext(ProgramResult, frozen=True, kw_only=True):
     """What is to be sent in a call that is made elsewhere: the messages of a wire format, and their tokens.
 
     `system` is the system prompt where the format has it beside the messages; else it is the first of these.
@@ -108,7 +132,7 @@ class BuiltContext(msgspec.Struct, frozen=True, kw_only=True):
     system: str = ""
 
 
-class FileHandleResult(msgspec.Struct, frozen=True, kw_only=True):
+class FileHandleResult(ProgramResult, frozen=True, kw_only=True):
     """How a file is to be sent: `inline_content` is its text, or else `file_ref` a reference in its place."""
 
     path: str
@@ -121,7 +145,7 @@ class FileHandleResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.file_ref is None
 
 
-class MapResult(msgspec.Struct, frozen=True, kw_only=True):
+class MapResult(ProgramResult, frozen=True, kw_only=True):
     """The result for one input of an LLMMap: what a model answered, valid by the schema, or the error."""
 
     input: Any
@@ -131,7 +155,7 @@ class MapResult(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
 
 
-class AgentMapResult(msgspec.Struct, frozen=True, kw_only=True):
+class AgentMapResult(ProgramResult, frozen=True, kw_only=True):
     """The result for one input of an AgenticMap: the last text of its agent, and the session that it has worked in."""
 
     input: Any

@@ -63,6 +63,7 @@ class SharedEngine:
     given: Settings | None
     loop: asyncio.AbstractEventLoop
     retaining: "asyncio.Task[None]"
+    is_usual: bool  # no upstream is configured
     users: int = 0
     is_closed: bool = False
     # How what uses it is closed.
@@ -90,8 +91,7 @@ class SharedEngine:
         if upstream.kind == "openai" and names and not upstream.provider().has_own_key and upstream.auth != "none":
             what = f"no key for {upstream.base_url}: set {' or '.join(names)}, or this setting"
             raise ConfigError([Problem(f"upstreams[{place}].api_key", what)])
-        is_usual = "upstreams" not in (self.given or self.settings).model_fields_set
-        if is_usual and "/" in model and upstream.kind == "openai":
+        if self.is_usual and "/" in model and upstream.kind == "openai":
             what = f"none takes {model!r}; name one, or install what litellm needs for it: {_EXTRA}"
             raise ConfigError([Problem("upstreams", what)])
 
@@ -180,12 +180,13 @@ def find_folder(config: Settings, db_path: str | Path | None) -> Path:
     path = config.data if db_path is None else Path(db_path).expanduser()
     if path.name == _LOG_FILE:
         path = path.parent
-    if path.is_file():
-        raise StoreError(f"{path} is a file; db_path is the directory of a log, or the {_LOG_FILE} in it")
+    if path.is_file() or (path.suffix == ".db" and not path.is_dir()):
+        raise StoreError(f"{path} names a file; db_path is the directory of a log, or the {_LOG_FILE} in it")
     return path.resolve()
 
 
 async def _open(settings: Settings, given: Settings | None) -> SharedEngine:
+    is_usual = "upstreams" not in settings.model_fields_set
     settings = complete_settings(settings)
     try:
         engine = await build_engine(settings)
@@ -199,7 +200,7 @@ async def _open(settings: Settings, given: Settings | None) -> SharedEngine:
         write = partial(write_memory, Path(settings.memory.mirror))
         mirror_memory(engine.memory_compaction.memory, write, engine.tasks, engine.bus)
     loop = asyncio.get_running_loop()
-    return SharedEngine(engine, settings, given, loop, loop.create_task(engine.retention.run()))
+    return SharedEngine(engine, settings, given, loop, loop.create_task(engine.retention.run()), is_usual)
 
 
 def _check_shared(found: SharedEngine, given: Settings | None) -> None:

@@ -11,13 +11,45 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from proxy.engine.events.stream import EventStream
 from proxy.model.stream_events import BUS_EVENTS, StreamedEvent, name_type
 
-EVERY = "*"
+
+class Event(StrEnum):
+    """The names of events (`docs/events.md`). Each equals its text."""
+
+    EVERY = "*"
+    SESSION_CREATED = "SESSION_CREATED"
+    SESSION_CLOSED = "SESSION_CLOSED"
+    MESSAGE_CREATED = "MESSAGE_CREATED"
+    PART_CREATED = "PART_CREATED"
+    PART_UPDATED = "PART_UPDATED"
+    CALL_STARTED = "CALL_STARTED"
+    CALL_COMPLETED = "CALL_COMPLETED"
+    CALL_UNREADABLE = "CALL_UNREADABLE"
+    CACHE_MISSED = "CACHE_MISSED"
+    RUNG_FAILED = "RUNG_FAILED"
+    CEILING_EXCEEDED = "CEILING_EXCEEDED"
+    EPOCH_OPENED = "EPOCH_OPENED"
+    EPOCH_REVERTED = "EPOCH_REVERTED"
+    PRUNE_COMPLETED = "PRUNE_COMPLETED"
+    COMPACTION_TRIGGERED = "COMPACTION_TRIGGERED"
+    COMPACTION_COMPLETED = "COMPACTION_COMPLETED"
+    COMPACTION_FAILED = "COMPACTION_FAILED"
+    SUMMARY_ADDED = "SUMMARY_ADDED"
+    DOOM_LOOP_DETECTED = "DOOM_LOOP_DETECTED"
+    AGENT_NUDGED = "AGENT_NUDGED"
+    SESSION_IDLE = "SESSION_IDLE"
+    MAP_STARTED = "MAP_STARTED"
+    MAP_ITEM_COMPLETED = "MAP_ITEM_COMPLETED"
+    MAP_COMPLETED = "MAP_COMPLETED"
+
+
+EVERY = Event.EVERY
 """In place of the name of an event: all of them."""
 
 Handler = Callable[[str, Any], Awaitable[object] | object]

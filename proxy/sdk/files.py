@@ -33,4 +33,4 @@ class LargeFileHandler:
 def _read(path: Path) -> str:
     if (size := path.stat().st_size) > MOST_BYTES:
         raise TooLarge(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read. Give a part of it as content")
-    return path.read_text(encoding="utf-8", errors="replace")
+    return path.read_bytes().decode("utf-8", "replace")  # with the ends of its lines as they are

@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from proxy.config import Settings
 from proxy.engine.compaction.job import ManualOptions
+from proxy.engine.compaction.manual import NothingToCompact
 from proxy.engine.memory.messages import MessageDocument, load_message, load_messages
 from proxy.engine.memory.path import load_path
 from proxy.engine.reports.context import load_page, make_compaction_result
@@ -30,6 +32,7 @@ from proxy.model.results import (
     FinishReason,
     RecordResult,
     TokenUsage,
+    TurnFigures,
     TurnResult,
 )
 from proxy.sdk.engines import ENGINES, SharedEngine
@@ -44,6 +47,7 @@ from proxy.sdk.errors import (
 )
 from proxy.sdk.events import EventBus, Handler
 from proxy.sdk.memory import MemoryOfSession
+from proxy.sdk.streaming import stream_parts
 
 SYSTEM_PROMPT = "You are a helpful assistant."
 
@@ -51,6 +55,7 @@ Tool = ProgramTool | Callable[..., Any] | Mapping[str, Any]
 """A tool: a Python function, what `make_tool` returns, or a mapping that describes one as a provider's API does."""
 
 AGENT_NAME = re.compile(r"[\w.:/-]{1,80}", re.ASCII)
+_NAMED = "#"  # between an agent and the name of its session
 _FIXED = frozenset(
     {"id", "agent", "model", "parent_id", "token_usage", "event_bus", "compaction_in_progress", "memory"}
 )
@@ -122,6 +127,36 @@ class Session:
             raise
 
     @classmethod
+    async def open(
+        cls,
+        name: str,
+        *,
+        model: str,
+        agent: str = "default",
+        config: Settings | None = None,
+        system_prompt: str = SYSTEM_PROMPT,
+        db_path: str | Path | None = None,
+    ) -> Self:
+        """Go on with the session of this name and agent, or begin it: the same call before and after a restart.
+
+        `model` and `system_prompt` are those of a new one. Raises as `create` and `load` do.
+        """
+        _check_texts(name=name, model=model, agent=agent, system_prompt=system_prompt)
+        for what, given in (("name", name), ("agent", agent)):
+            if not AGENT_NAME.fullmatch(given):
+                raise BadRequest(f"{what} is a name of letters, digits and . _ : / -, not {given!r:.100}")
+        shared = await ENGINES.acquire(config, db_path)
+        try:
+            shared.check_model(model)
+            conversations, known = shared.engine.conversations, f"{agent}{_NAMED}{name}"
+            with naming_errors(taken=DuplicateIDError):
+                own = await conversations.open_named(NewSession(model, known, "", system_prompt))
+            return cls(shared, own)
+        except BaseException:
+            await ENGINES.release(shared)
+            raise
+
+    @classmethod
     async def load(cls, session_id: str, config: Settings | None = None, db_path: str | Path | None = None) -> Self:
         """Go on with a session of the log, whoever began it. Raises SessionNotFoundError, and as `create` does."""
         shared = await ENGINES.acquire(config, db_path)
@@ -155,7 +190,8 @@ class Session:
     @property
     def agent(self) -> str:
         """The name of its agent."""
-        return self._own.key.family.rpartition("-")[0] or "default"
+        family = self._own.key.family
+        return (family.partition(_NAMED)[0] if _NAMED in family else family.rpartition("-")[0]) or "default"
 
     @property
     def parent_id(self) -> str | None:
@@ -207,6 +243,20 @@ class Session:
             turn = await self._own.send(message, tools=offered, on_part=on_part, system_prompt=system_prompt)
         return turn.result
 
+    def stream(
+        self,
+        message: str | Sequence[MessagePart],
+        *,
+        tools: Sequence[Tool] | None = None,
+        system_prompt: str | None = None,
+    ) -> AsyncGenerator[MessagePart]:
+        """Send a message, and return the parts of the answer as they come, for `async for`. Otherwise as `send`.
+
+        Nothing is sent before the first part is asked for. What goes wrong is raised by the loop; leaving the loop ends
+        the call once the iterator is closed.
+        """
+        return stream_parts(partial(self.send, message, tools=tools, system_prompt=system_prompt))
+
     async def run_tools(
         self,
         message: str | Sequence[MessagePart] | None,
@@ -232,17 +282,18 @@ class Session:
 
     async def record(
         self,
-        user_message: str | Sequence[Mapping[str, Any]],
-        assistant_response: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        user_message: str | Sequence[Mapping[str, Any]] | Sequence[MessagePart],
+        assistant_response: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[MessagePart],
         *,
         tokens: TokenUsage | None = None,
         finish_reason: FinishReason = "stop",
     ) -> RecordResult:
         """Record a turn that was made elsewhere; no call is made.
 
-        Both parts are texts, or messages as the API of chat completions has them: what was sent, which may be results
-        of tools, and what came back, the last of which is the answer. Without `tokens` these are estimated. Raises
-        BadRequest for a turn that does not continue the conversation, Conflict, StoreError and SessionClosedError.
+        Both are texts, lists of parts, or messages as the API of chat completions has them: what was sent, which may be
+        results of tools, and what came back, the last of which is the answer. A call among the parts of an answer that
+        has an output was executed before what was said next. Without `tokens` these are estimated. Raises BadRequest
+        for a turn that does not continue the conversation, Conflict, StoreError and SessionClosedError.
         """
         async with self._using():
             turn = make_turn(user_message, assistant_response, tokens=tokens, finish_reason=finish_reason)
@@ -292,11 +343,34 @@ class Session:
     async def compact(self) -> CompactionResult:
         """Summarise the conversation now, and send it in short from the next call on.
 
-        Raises Conflict if there is nothing to compact, and StoreError.
+        Where there is nothing to compact, the result covers no message. Raises Conflict if the session is not managed,
+        and StoreError.
         """
         async with self._using():
-            found = await self._shared.engine.manual_compaction.compact(self.id, ManualOptions())
+            if not self._own.steps:
+                return self._tell_uncompacted(0)
+            try:
+                found = await self._shared.engine.manual_compaction.compact(self.id, ManualOptions())
+            except NothingToCompact as short:
+                return self._tell_uncompacted(short.tokens)
         return make_compaction_result(found)
+
+    def _tell_uncompacted(self, tokens: int) -> CompactionResult:
+        return CompactionResult(
+            session_id=self.id,
+            summary_message_id=None,
+            level_used=3,
+            compacted_message_count=0,
+            summary_token_count=0,
+            tokens_before=tokens,
+            tokens_after=tokens,
+            elapsed_ms=0,
+        )
+
+    async def history(self) -> list[TurnFigures]:
+        """Return what each answered call of the conversation has taken, oldest first."""
+        async with self._using():
+            return await self._own.load_history()
 
     async def handle_file(self, path: str | Path, content: str) -> FileHandleResult:
         """Return how a file is to be sent (`LargeFileHandler`): whole, or a reference to what the log has of it now.

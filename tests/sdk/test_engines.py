@@ -132,7 +132,7 @@ def test_where_a_log_is(tmp_path: Path) -> None:
     config = make_settings({"data": str(tmp_path)})
     assert find_folder(config, None) == find_folder(config, tmp_path / "log.db") == tmp_path.resolve()
     (tmp_path / "mine.db").touch()
-    with pytest.raises(StoreError, match="is a file; db_path is the directory of a log"):
+    with pytest.raises(StoreError, match="names a file; db_path is the directory of a log"):
         find_folder(config, tmp_path / "mine.db")
 
 

@@ -70,7 +70,7 @@ async def test_a_large_one_is_a_reference_that_the_log_resolves(create: Create, 
         assert part.token_count > 1000
         assert part.exploration_summary.splitlines()[:2] == ["imports os", "class Parser · lines 4-6"]
         page = await load_page(log, part.content_id, None)
-        assert (page.session, page.text) == (session.id, f"--- file\n{CODE}\n\n")
+        assert (page.session, page.text) == (session.id, CODE)
         assert read(await files.handle_file("src/parser.py", content=CODE)) == part
         assert len(await log.list_calls(session.id, 0, 9)) == 2
         other = read(await files.handle_file("src/other.py", content=CODE))
@@ -94,7 +94,7 @@ async def test_a_model_may_recall_a_file_of_its_own_session_alone(create: Create
             scope = Scope(session=own.id, tenant=tenant, reach="branch", history=None)
             if is_found:
                 entry = await entries.find(scope, Relatives((own.id,)), part.content_id)
-                assert (entry.role, entry.path, entry.text) == ("file", "src/parser.py", f"--- file\n{CODE}\n\n")
+                assert (entry.role, entry.path, entry.text) == ("file", "src/parser.py", CODE)
             else:
                 with pytest.raises(NotFound, match="belongs to another branch or session"):
                     await entries.find(scope, Relatives((own.id,)), part.content_id)

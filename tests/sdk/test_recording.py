@@ -69,7 +69,8 @@ async def test_what_is_no_turn_is_refused_and_leaves_no_trace(create: Create, ca
 
 async def test_a_context_is_written_for_each_api(create: Create) -> None:
     async with await create(system_prompt="Be brief.") as session:
-        await session.record("list", [CALLING, {"role": "tool", "tool_call_id": "c1", "content": "a b"}, HELLO[1]])
+        told: list[Any] = [CALLING, {"role": "tool", "tool_call_id": "c1", "content": "a b"}, HELLO[1]]
+        await session.record("list", told)
         unknown: Any = "soap"
         messages, items = await session.context("messages"), await session.context("responses")
         assert (messages.system, items.system) == ("Be brief.", "Be brief.")

@@ -45,6 +45,14 @@ _NOTHING = (
 )
 
 
+class NothingToCompact(Conflict):
+    """What may go of a conversation is too little. `tokens` are those that its newest request has."""
+
+    def __init__(self, text: str, tokens: int) -> None:
+        super().__init__(text)
+        self.tokens = tokens
+
+
 @dataclass(kw_only=True, eq=False)
 class ManualCompaction:
     """Compacts sessions of the log. `routes` has all upstreams."""
@@ -81,7 +89,7 @@ class ManualCompaction:
         state = await self._compute_state(request)  # epochs may have been opened meanwhile
         epoch = await self._open_epoch(state)
         if epoch is None and not result.summaries:
-            raise Conflict("; ".join((_NOTHING, *result.problems)))
+            raise NothingToCompact("; ".join((_NOTHING, *result.problems)), state.to_model_tokens(state.tokens))
         if epoch is None:
             result.add_problem(_NO_SHORTER)
         elif not result.summaries:

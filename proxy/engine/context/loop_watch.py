@@ -70,6 +70,10 @@ class LoopWatch:
         self._loops = LruCache[str, _Loop](_MOST_SESSIONS)
         bus.subscribe(ToolsCalled, self.note_calls)
 
+    def is_looping(self, session: str) -> bool:
+        """Return whether the newest response with calls has gone on with a loop."""
+        return self._loops.peek(session) is not None
+
     def watch(self, request: ManagedRequest, client: Client) -> Client:
         """Watch the response to a request. Return its client, with the header if the conversation was in a loop."""
         if request.is_side or request.mode == "bypass":

@@ -13,6 +13,7 @@ from proxy.context.references import PAGE, render_original
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import (
+    OUTSIDE,
     Edit,
     Epoch,
     EpochReason,
@@ -455,7 +456,9 @@ async def load_original_text(log: LogReader, name: str) -> OriginalText:
     """Load the original that a reference names, given by its id without `ref:`. Raises as `LogReader.load_original`."""
     stored = await log.load_original(name)
     form = FORMATS[stored.original.wire]
-    text = render_original([form.parse_message(raw) for raw in stored.messages])[stored.original.offset :]
+    messages = [form.parse_message(raw) for raw in stored.messages]
+    is_file = stored.original.place == OUTSIDE
+    text = messages[0].text if is_file else render_original(messages)[stored.original.offset :]
     covered = await _list_summary_references(log, stored.session, name)
     return OriginalText(stored.session, stored.original, stored.messages, covered + text, is_summary=bool(covered))
 

@@ -77,6 +77,34 @@ def write_messages(form: Format, message: str | Sequence[MessagePart]) -> list[b
     return raws
 
 
+def write_answer(parts: Sequence[MessagePart]) -> list[bytes]:
+    """Return the raw messages of an answer that its parts tell, as `on_part` gets them: text, calls, their results.
+
+    What is said behind results is the next message of the model's. Thoughts are not sent again, so they are left out.
+    """
+    raws, said, calls, results = list[bytes](), list[str](), list[ToolPart](), list[bytes]()
+    for part in (*parts, None):
+        if (part is None or isinstance(part, TextPart)) and (results or part is None):
+            message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
+            if calls:
+                message["tool_calls"] = [_write_call(call) for call in calls]
+            if said or calls:
+                raws += (msgspec.json.encode(message), *results)
+            said, calls, results = [], [], []
+        if isinstance(part, TextPart):
+            said.append(part.text)
+        elif isinstance(part, ToolPart):
+            calls.append(part)
+            if part.output is not None or part.error_message is not None:
+                results.append(_write_result(part))
+    return raws
+
+
+def _write_call(call: ToolPart) -> dict[str, Any]:
+    arguments = call.input if isinstance(call.input, str) else msgspec.json.encode(call.input or {}).decode()
+    return {"id": call.tool_call_id, "type": "function", "function": {"name": call.tool_name, "arguments": arguments}}
+
+
 def list_parts(message: str | Sequence[MessagePart]) -> Sequence[MessagePart]:
     """Return the parts of a message. Raises BadRequest for what is neither a text nor a list."""
     if isinstance(message, str):

@@ -18,6 +18,7 @@ from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
 from proxy.engine.models import Models, PriceList
 from proxy.engine.ports import Archive, Clock
+from proxy.engine.recall.scope import is_conversation
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, SystemIds, TaskRunner
@@ -36,11 +37,12 @@ from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
-from proxy.model.events import CompactionEnded, DoomLoopDetected, EpochOpened, ReplyRecorded
+from proxy.model.events import CompactionEnded, EpochOpened, ReplyRecorded
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
+from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, ToolPart
-from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnResult, count_usage
+from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnFigures, TurnResult, count_usage
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
 from proxy.wire.summary_request import list_headers, make_target
@@ -80,7 +82,6 @@ class _TurnNotes:
     """
 
     epoch: EpochOpened | None = None
-    has_loop: bool = False
     summary: CompactionResult | None = None
 
 
@@ -109,6 +110,13 @@ class Conversations:
         self.listen()
         found = ProgramSession(self, key, wanted.model, wanted.system_prompt)
         return self.open.setdefault(key.id, found)
+
+    async def open_named(self, wanted: NewSession) -> "ProgramSession":
+        """Return the session of a name, begun if there is none. Raises as `create` and `load` do."""
+        try:
+            return await self.create(wanted)
+        except Conflict:
+            return await self.load(self.recorder.resolver.make_key(wanted.name, wanted.model).id)
 
     async def load(self, session: str) -> "ProgramSession":
         """Return a session of the log. Raises NotFound, StoreUnavailable, and Conflict if it cannot go on here."""
@@ -166,7 +174,6 @@ class Conversations:
             self._is_listening = True
             self.bus.subscribe(ReplyRecorded, self._note_reply)
             self.bus.subscribe(EpochOpened, self._note_epoch)
-            self.bus.subscribe(DoomLoopDetected, self._note_loop)
             self.bus.subscribe(CompactionEnded, self._note_summary)
 
     def _note_reply(self, event: ReplyRecorded) -> None:
@@ -176,10 +183,6 @@ class Conversations:
     def _note_epoch(self, event: EpochOpened) -> None:
         if event.exchange and (session := self.open.get(event.session)) is not None:
             session.notes.epoch = event
-
-    def _note_loop(self, event: DoomLoopDetected) -> None:
-        if (session := self.open.get(event.session)) is not None:
-            session.notes.has_loop = True
 
     def _note_summary(self, event: CompactionEnded) -> None:
         if event.summary and (session := self.open.get(event.session)) is not None:
@@ -349,7 +352,7 @@ class ProgramSession:
         request = self._write_request(brought, tools, system_prompt, members, is_stream=on_part is not None)
         reader = PartReader(CHAT, self.steps + 1, partial(self._tell, on_part)) if on_part is not None else None
         had_job, notes = self.is_compacting, self.notes
-        notes.epoch, notes.has_loop = None, False
+        notes.epoch = None
         self._is_uncertain, self._unsent = True, [*left, *results]
         response = await self._call(request, reader)
         answer = read_response(CHAT, response, await home.reader.read_now(response.exchange))
@@ -363,7 +366,7 @@ class ProgramSession:
         if compacted is None and notes.epoch is not None:
             compacted = await self._describe_epoch(notes.epoch)
         self.notes = _TurnNotes()
-        result = self._make_result(response, answer, notes)
+        result = self._make_result(response, answer)
         if is_begun or compacted is not None:
             result = msgspec.structs.replace(
                 result, compaction_triggered=is_begun or notes.epoch is not None, compaction_result=compacted
@@ -391,6 +394,33 @@ class ProgramSession:
             tokens_before=opened.tokens_before,
             tokens_after=opened.tokens_after,
             elapsed_ms=0,
+        )
+
+    async def load_history(self) -> list[TurnFigures]:
+        """Return what each answered call of the conversation has taken. Raises StoreUnavailable."""
+        figures, after = list[TurnFigures](), 0
+        while rows := await self._home.archive.list_calls(self.key.id, after):
+            figures += [
+                self._measure(row)
+                for row in rows
+                if is_conversation(row) and row.rounds and row.rounds[-1].status in _SUCCESS
+            ]
+            after = rows[-1].n
+        return figures
+
+    def _measure(self, row: ExchangeRow) -> TurnFigures:
+        used = [each.usage for each in row.rounds if each.usage is not None]
+        costs = [self._home.prices.price(self.key.upstream, row.model, usage).money for usage in used]
+        known = [cost for cost in costs if cost is not None]
+        times = [each.timings.total_ms for each in row.rounds if each.timings is not None]
+        return TurnFigures(
+            n=row.n,
+            exchange=row.id,
+            at_ms=row.opened_ms,
+            model=row.model,
+            tokens=sum(map(count_usage, used), _NO_TOKENS),
+            cost=sum(known) if known and len(known) == len(costs) else None,
+            seconds=sum(times) / 1000,
         )
 
     async def _find_out(self) -> None:
@@ -433,7 +463,7 @@ class ProgramSession:
             raise UpstreamRefused(what, response.status, response.content)
         return response
 
-    def _make_result(self, response: LocalResponse, answer: ReadAnswer, notes: _TurnNotes) -> TurnResult:
+    def _make_result(self, response: LocalResponse, answer: ReadAnswer) -> TurnResult:
         usage = answer.usage
         cost = None if usage is None else self._home.prices.price(self.key.upstream, self.model, usage).money
         return TurnResult(
@@ -442,7 +472,7 @@ class ProgramSession:
             finish_reason=answer.finish,
             tokens=count_usage(usage),
             cost=cost,
-            doom_loop_detected=notes.has_loop,
+            doom_loop_detected=bool(answer.calls) and self._home.exchanges.is_looping(self.key.id),
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol, cast, get_args
 
 import msgspec
 
@@ -26,6 +26,7 @@ from proxy.engine.reports.conversation import list_raws, split_whole
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.turns.answers import write_answer, write_messages
 from proxy.engine.turns.calls import LocalClient
 from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
@@ -44,6 +45,7 @@ from proxy.model.exchange import (
 from proxy.model.lineage import extend_chain
 from proxy.model.log import ExchangeRow
 from proxy.model.manifest import make_manifest
+from proxy.model.parts import MessagePart, TypedPart
 from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_usage
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
@@ -121,14 +123,14 @@ class _Terms(NamedTuple):
 
 
 def make_turn(
-    asked: str | Sequence[Message],
-    answered: str | Message | Sequence[Message],
+    asked: str | Sequence[Message] | Sequence[MessagePart],
+    answered: str | Message | Sequence[Message] | Sequence[MessagePart],
     *,
     tokens: TokenUsage | None = None,
     finish_reason: FinishReason = "stop",
     model: str = "",
 ) -> RecordedTurn:
-    """Return a turn from texts or messages. Raises BadRequest if it is none."""
+    """Return a turn from texts, messages or parts. Raises BadRequest if it is none."""
     if finish_reason not in _REASONS:
         raise BadRequest(f"finish_reason is one of {', '.join(_REASONS)}, not {finish_reason!r:.100}")
     if tokens is not None and not (isinstance(tokens, TokenUsage) and min(msgspec.structs.astuple(tokens)) >= 0):
@@ -149,14 +151,20 @@ def make_turn(
     return RecordedTurn(raws[0], raws[1], tokens, finish_reason, model)
 
 
-def _list_messages(told: str | Message | Sequence[Message], role: str) -> Sequence[Message]:
+def _list_messages(told: str | Message | Sequence[Message] | Sequence[MessagePart], role: str) -> Sequence[Message]:
     if isinstance(told, str):
         return [{"role": role, "content": told}] if told else []
     if isinstance(told, Mapping):
         return [told]
     if not isinstance(told, list | tuple):
         raise BadRequest(_NO_MESSAGE.format(told))
-    return told
+    parts = [each for each in told if isinstance(each, TypedPart)]
+    if not parts:
+        return cast("Sequence[Message]", told)
+    if len(parts) < len(told):
+        raise BadRequest("a turn is told by messages or by parts, not by both")
+    written = write_answer if role == "assistant" else partial(write_messages, CHAT)
+    return [msgspec.json.decode(raw) for raw in written(cast("Sequence[MessagePart]", told))]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -65,6 +66,8 @@ def list_values(value: object, depth: int = 0) -> Iterator["re.Pattern[Any]"]:
     """Yield the patterns that a value is or has."""
     if isinstance(value, re.Pattern):
         yield value
+    elif isinstance(value, Enum):  # each has all the others
+        yield from list_values(value.value, depth + 1)
     elif depth < 6 and isinstance(value, dict):
         for each in (*value, *value.values()):
             yield from list_values(each, depth + 1)

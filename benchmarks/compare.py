@@ -2,9 +2,9 @@
 
     python -m benchmarks.compare --before COMMAND [--only NAME] [-- --ceiling 16000]
 
-The rule: the versions take turns, a hundred calls of each connection, so that whatever else the machine does meets both; a cell has
-at least 1,000 calls of each. A figure is the ratio of both in the same round; the table has its median and quartiles: a
-cell is slower if the lower quartile is above 1.
+The rule: the versions take turns, a hundred calls of each connection, so that whatever else the machine does meets
+both; a cell has at least 1,000 calls of each. A figure is the ratio of both in the same round; the table has its median
+and quartiles: a cell is slower if the lower quartile is above 1.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m benchmarks.compare --before COMMAND [--only NAME] [-- --ceiling 16000]
 
-The rule: the versions take turns, a hundred calls each, so that whatever else the machine does meets both; a cell has
-at least 1,000 calls of each. A figure is the ratio of both in the same round; the table has its median and quartiles: a
-cell is slower if the lower quartile is above 1.
+The rule: the versions take turns, a hundred calls of each connection, so that whatever else the machine does meets
+both; a cell has at least 1,000 calls of each. A figure is the ratio of both in the same round; the table has its median
+and quartiles: a cell is slower if the lower quartile is above 1.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def list_cells(only: list[str]) -> list[Cell]:
 
 
 def _with_turns(job: Job) -> Job:
-    return msgspec.structs.replace(job, turns=-(-_CALLS // job.connections), warm_turns=3)
+    return msgspec.structs.replace(job, turns=_CALLS, warm_turns=3)
 
 
 def render_table(bench: Bench, cells: list[Cell]) -> str:

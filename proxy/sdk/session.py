@@ -139,7 +139,8 @@ class Session:
     ) -> Self:
         """Go on with the session of this name and agent, or begin it: the same call before and after a restart.
 
-        `model` and `system_prompt` are those of a new one. Raises as `create` and `load` do.
+        `model` and `system_prompt` are those of a new one; a name belongs to the upstream of the model. Raises as
+        `create` and `load` do.
         """
         _check_texts(name=name, model=model, agent=agent, system_prompt=system_prompt)
         for what, given in (("name", name), ("agent", agent)):

@@ -30,3 +30,5 @@ async def stream_parts(send: Send) -> AsyncGenerator[MessagePart]:
             call.cancel()
             with suppress(asyncio.CancelledError):
                 await call
+        elif not call.cancelled():
+            call.exception()  # who has left the loop is told nothing more

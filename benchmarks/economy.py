@@ -113,7 +113,14 @@ class Session:
         began = time.process_time()
         head = self._measure(self._system)
         view = PlanRequest(
-            self._seen, head, self._budget, name_reference, frozenset(), self._plan, depth=self._account.depth
+            self._seen,
+            head,
+            self._budget,
+            name_reference,
+            frozenset(),
+            self._plan,
+            depth=self._account.depth,
+            has_tool=True,  # as installed
         )
         plan = self._builder.build(view)
         spent = time.process_time() - began

@@ -46,6 +46,7 @@ from proxy.context.tool_outputs import (
     ReplacedMessage,
     can_be_cut,
     count_saved_tokens,
+    count_values,
     find_sent_form,
     find_superseded,
     is_text_only,
@@ -80,9 +81,10 @@ from proxy.model.messages import BESIDE
 
 # The tokens of a ledger: a number that tells the newest steps, below `_LEDGER_FULL` usable tokens less by their square
 # (else 4,000 are full again two turns later), and a share of these; at most another, and what is still found in it.
+# Below `_LEDGER_FULL` a ledger also leaves up to a share of them free, so that the next epoch is not due at once.
 _LEDGER_TOKENS, _LEDGER_SHARE, _LEDGER_MOST_SHARE, _LEDGER_MOST, _LEDGER_FULL = 3000, 0.2, 0.45, 32_000, 12_000
 # The share of the tokens left by older user turns that ledgers get: they describe these turns.
-_SPARE_SHARE = 0.25
+_LEDGER_SPARED, _SPARE_SHARE = 0.25, 0.25
 # Shares of the usable tokens: for steps that need not stay, at the least; of these for steps whose outputs tombstones
 # replace; and what a ledger has to leave of its room for more of them, up to the low mark.
 _STEPS_SHARE, _TOMBSTONES_SHARE, _LEFT_SHARE = 0.08, 0.06, 0.03
@@ -287,7 +289,7 @@ class ContextBuilder:
         kept = self._keep(view, index, words, level)
         kept_whole = kept_whole or max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
         draft = PlanDraft(kept.least, kept.staying, Ledger(), kept.marked, tokens=kept.tokens)
-        ways = self._list_ways(index, draft, kept_whole, view.head + kept.tokens - most)
+        ways = self._list_ways(view, index, draft, kept_whole, view.head + kept.tokens - most)
         draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
         marked, tokens = dict(draft.marked), draft.tokens
         for i, forms in words.second.items() if level.is_bare else ():
@@ -346,14 +348,16 @@ class ContextBuilder:
         """
         goal = view.goal or view.budget
         low = min(goal.compute_low_mark(max(wished, view.head + kept.tokens)), most) - view.growth
-        room = _LEDGER_TOKENS * min(1, goal.usable / _LEDGER_FULL) ** 2 + _LEDGER_SHARE * goal.usable
-        room = min(room + _SPARE_SHARE * kept.spare, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
+        scale = min(1, goal.usable / _LEDGER_FULL) ** 2
+        room = _LEDGER_TOKENS * scale + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
+        room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
         compacted = choose_compaction(view)
         beside = sum(each.tokens for each in compacted)
         if not level.has_reports and view.head + kept.tokens + beside > most - _LEDGER_NEXT * view.budget.usable:
             compacted, beside = (), 0
         beside += compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
-        room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens - beside))
+        top = min(most, max(low, (_FULL - _LEDGER_SPARED * (1 - scale)) * goal.usable))
+        room = max(_LEDGER_LEAST * goal.usable, min(room, top - view.head - kept.tokens - beside))
         carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
         reports = (*compacted, *(choose_summaries(view, carried) if level.has_reports else ()))
         told = sum(count_report(each, self._count) for each in reports)
@@ -468,7 +472,7 @@ class ContextBuilder:
         loose = {place for place in tokens if place not in index.bound and can_be_cut(index, place)}
         # What the assistant said is cut before these are.
         trimmed = (
-            tokens[place] if place in index.bound else min(_LONG_LEAST * _count_values(index, place), tokens[place])
+            tokens[place] if place in index.bound else min(_LONG_LEAST * count_values(index, place), tokens[place])
             for place in tokens.keys() - loose
         )
         others = view.head + sum(trimmed)
@@ -537,15 +541,15 @@ class ContextBuilder:
         return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
 
     def _list_ways(
-        self, index: ConversationIndex, draft: PlanDraft, most: int, missing: float
+        self, view: PlanRequest, index: ConversationIndex, draft: PlanDraft, most: int, missing: float
     ) -> Iterator[tuple[int, Replacement]]:
         """Yield further replacements: trimmed texts and values of the assistant, then pruned outputs that were seen.
 
-        Messages of the assistant above `most` tokens are trimmed. Outputs that give back all that is missing go before
-        those that are older but smaller.
+        Messages of the assistant above `most` tokens are trimmed, but for an end that its client rewrites. Outputs that
+        give back all that is missing go before those that are older but smaller.
         """
-        loose = list_replaceable(index, draft)
         fresh = index.find_start(index.fresh)
+        loose = [place for place in list_replaceable(index, draft) if place < fresh or not view.is_volatile]
         said = [place for place in loose if index.messages[place].structure.role == "assistant"]
         long = [place for place in said if index.messages[place].tokens > most]
         yield from ((place, partial(trim_message, most=most)) for place in order_by_size(index, long))
@@ -579,11 +583,6 @@ def _is_led(index: ConversationIndex, step: int) -> bool:
     places, start = index.steps[step].places, index.messages[index.steps[step].start]
     is_led = start.structure.is_leading or step in index.linked
     return is_led or bool(find_spoken(index, step)) or not index.begun.isdisjoint(places)
-
-
-def _count_values(index: ConversationIndex, place: int) -> int:
-    """Return how many texts and values of a message are trimmed each for itself."""
-    return max(1, len(index.messages[place].message.calls))
 
 
 def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:

@@ -239,6 +239,11 @@ def trim_giants(
     return {place: each for place, each in made.items() if count_saved_tokens(index, {place: each}, count) > 0}
 
 
+def count_values(index: ConversationIndex, place: int) -> int:
+    """Return how many texts and values of a message are trimmed each for itself."""
+    return max(1, len(index.messages[place].message.calls))
+
+
 def trim_message(view: PlanRequest, index: ConversationIndex, place: int, most: int) -> ReplacedMessage:
     """Replace a long text, and long values in calls, by their heads and tails.
 

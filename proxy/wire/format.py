@@ -423,7 +423,7 @@ class DecodedMessage:
         else:  # a name may be written with escapes
             markers = tuple(find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
         structure = self._format._read_structure(value, markers, b"json" in raw.lower())
-        if structure.role != "system":
+        if structure.role != "system" or "content" not in value:  # an item that sets something is no reminder
             return structure
         return replace(structure, reminder=identify_reminder(self.message.text))
 

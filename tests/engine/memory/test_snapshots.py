@@ -278,12 +278,13 @@ async def test_roles_alternate_or_are_as_the_settings_say(provider: Provider) ->
         assert place + 1 < len(sent)
 
 
-async def test_a_lone_prompt_is_not_followed_by_words_of_the_assistant() -> None:
+async def test_memory_in_the_role_of_the_assistant_stands_between_the_two_prompts_that_stay() -> None:
     shop = open_shop(provider=Provider(summary_role="assistant"))
     client = Client(shop)
     await client.take_turns(1, 5, size=6_000)
     begun = client.list_begun()
-    assert [each["role"] for each in begun[0]] == ["system", "user", "user"]
+    assert [each["role"] for each in begun[0]] == ["system", "user", "assistant", "user"]
+    assert HEAD in begun[0][2]["content"]
     for sent in begun:
         assert sent[-1]["role"] != "assistant"
         assert sent[1]["role"] == "user"

@@ -42,8 +42,8 @@ _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
-# A plan lasts until one message is new for each so many that it was made of, if it replaces anything, or else for each
-# so few. Below twice as many messages each step of an agent has its own plan.
+# A plan lasts until one message is new for each so many that it was made of, if it replaces anything and that pays, or
+# else for each so few. Below twice as many messages each step of an agent has its own plan.
 _LASTING, _LASTING_BARE = 256, 20
 
 _MESSAGE_WEIGHT = 600
@@ -134,7 +134,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         is_same = is_same and own.is_alternating == inputs.is_alternating
         return is_same and own.memory == inputs.memory and list(own.reports) == list(inputs.reports)
 
-    def lasts(self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs) -> bool:
+    def lasts(self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs, is_unpaid: bool) -> bool:
         """Return whether no other plan with these inputs is to be made behind a request under `epoch`.
 
         It lasts until a share of its messages is new, so that all plans of a growing conversation together take time
@@ -148,7 +148,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         fresh = len(request.nodes) - len(self.nodes)
         if self.drafting.done() and not self.is_ready:
             return not fresh
-        share = _LASTING_BARE if self.is_ready and not self.through else _LASTING
+        share = _LASTING_BARE if self.is_ready and (is_unpaid or not self.through) else _LASTING
         return fresh * share <= len(self.nodes)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:

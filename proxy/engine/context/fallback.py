@@ -424,7 +424,8 @@ class FallbackChain:
         if forecast_calls(state.account, state.facts, state.growth, _LEAD_CALLS) > _LEAD_CALLS:
             return
         inputs = self.list_inputs(state, "soft")
-        if _find_unpaid(state, inputs) is None and state.context.is_draft_due(state.request, state.epoch, inputs):
+        is_unpaid = _find_unpaid(state, inputs) is not None
+        if state.context.is_draft_due(state.request, state.epoch, inputs, is_unpaid=is_unpaid):
             self._draft(state, msgspec.structs.replace(inputs, growth=max(1, int(state.growth))))
 
     def _draft(self, state: RequestState, inputs: PlanInputs) -> "asyncio.Future[RenderedPlan]":

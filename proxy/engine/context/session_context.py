@@ -146,10 +146,15 @@ class SessionContext:
         """Drop the plan that is kept: it is used, or was found to be invalid."""
         self._drafted = None
 
-    def is_draft_due(self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs) -> bool:
-        """Return whether a plan is to be made ahead: no call waits for one, and the one that is kept is not as good."""
+    def is_draft_due(
+        self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs, *, is_unpaid: bool = False
+    ) -> bool:
+        """Return whether a plan is to be made ahead: no call waits for one, and the one that is kept is not as good.
+
+        `is_unpaid`: the one that is kept shows that an epoch does not pay.
+        """
         is_opening = self._opening is not None and self._opening.locked()
-        return not is_opening and (self._drafted is None or not self._drafted.lasts(request, epoch, inputs))
+        return not is_opening and (self._drafted is None or not self._drafted.lasts(request, epoch, inputs, is_unpaid))
 
     def find_drafted(self, request: ManagedRequest, epoch: Epoch | None) -> DraftedPlan | None:
         """Return the plan that is kept if it is ready, and was made for a request under `epoch` that this continues."""

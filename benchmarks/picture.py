@@ -23,7 +23,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.processes import find_free_port, get_status
 from proxy.upstream.tokenizer import Encoder, load_encoder
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -32,6 +31,7 @@ MODEL = "gpt-5-mini"
 READ = 0.1  # price of a cached input token, as a share of the price of an uncached one
 _REFERENCE = re.compile(r"ref:[a-z0-9]{10}")
 _SECONDS = 60.0
+_ADDRESS = re.compile(r"base URL\s+http://127\.0\.0\.1:(\d+)/v1")
 _TEXT = (
     "account adapter array batch branch buffer cache call channel client code commit config context cursor data decode "
     "digest driver edge encode engine entry error event export field file filter flag format frame group handle header "
@@ -215,8 +215,7 @@ def run_proxy(
     upstream: int, data: Path, *options: str, has_summaries: bool = False, cache: str = "auto"
 ) -> Iterator[int]:
     """Run the proxy for the length of a `with` block; yields its port. `cache` is the setting of its upstream."""
-    port = find_free_port()
-    command = [sys.executable, "-m", "proxy", "serve", "--port", str(port), "--data", str(data), *options]
+    command = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--data", str(data), *options]
     settings = {
         "PALIMPSEST_UPSTREAMS": json.dumps(
             [{"name": "openai", "base_url": f"http://127.0.0.1:{upstream}/v1", "cache": cache}]
@@ -224,17 +223,25 @@ def run_proxy(
         "PALIMPSEST_COMPACTION__AUTO": str(has_summaries).lower(),
         "PALIMPSEST_COMPACTION__HARD_WAIT_SECONDS": "60",
     }
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, **settings})
-    try:
-        deadline = time.monotonic() + _SECONDS
-        while get_status(port, "/-/live") != 200:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the proxy did not start")
-            time.sleep(0.05)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(_SECONDS)
+    with tempfile.NamedTemporaryFile() as said:
+        process = subprocess.Popen(command, stderr=said, env={**os.environ, **settings})
+        try:
+            yield _wait_for_port(process, Path(said.name))
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_for_port(process: "subprocess.Popen[bytes]", said: Path) -> int:
+    """Wait until a proxy has written its address, however long a busy machine takes. Return its port."""
+    while True:
+        is_over = process.poll() is not None
+        written = said.read_text()
+        if found := _ADDRESS.search(written):
+            return int(found.group(1))
+        if is_over:
+            raise RuntimeError(f"the proxy did not start: {written}")
+        time.sleep(0.05)
 
 
 def measure(calls: int, *options: str) -> dict[str, list[int]]:

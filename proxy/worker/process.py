@@ -6,6 +6,7 @@ The worker process is one (`program`); those that render and check for operators
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -279,7 +280,10 @@ class JobProcess:
                 async with asyncio.timeout(seconds):
                     await process.wait()
         if process.returncode is None:
-            process.kill()
+            # Its own `kill` polls first, and so may reap the process in place of the loop, which then says on stderr
+            # that it knows no such process.
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         self.exit_code = await process.wait()
 
 

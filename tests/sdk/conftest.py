@@ -10,6 +10,7 @@ from proxy.sdk.engines import close_all
 from proxy.sdk.session import Session
 from proxy.worker.process import WorkerProcess
 from tests.support.programs import ChatProvider, run_chat_provider
+from tests.support.scripted import LIMIT
 
 Create = Callable[..., Awaitable[Session]]
 
@@ -22,6 +23,13 @@ def worker_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
         """Start nothing."""
 
     monkeypatch.setattr(WorkerProcess, "start", wait_for_a_job)
+
+
+@pytest.fixture(autouse=True)
+def patient_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have sessions wait for their log however long a busy machine takes."""
+    for module in ("history.held", "turns.context", "turns.conversation"):
+        monkeypatch.setattr(f"proxy.engine.{module}.LOG_SECONDS", LIMIT)
 
 
 @pytest.fixture

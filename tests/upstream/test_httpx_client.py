@@ -44,13 +44,16 @@ async def upstream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         yield server
 
 
+PATIENT = {"connect_timeout": LIMIT, "idle_timeout": LIMIT}
+
+
 @pytest.fixture
 async def make(upstream: ScriptedUpstream, proxy: HttpProxy, tasks: TaskRunner) -> AsyncIterator[Make]:
     """Makes clients of the upstream behind the proxy, by what of their policy is another."""
     made: list[ProxiedClient] = []
 
     def build(hop_id: str = "", **values: object) -> ProxiedClient:
-        told: dict[str, object] = {"base_url": upstream.url, "proxy": proxy.url, "idle_timeout": LIMIT, **values}
+        told: dict[str, object] = {"base_url": upstream.url, "proxy": proxy.url, **PATIENT, **values}
         made.append(ProxiedClient(UpstreamPolicy("u", **told), tasks.spawn, hop_id=hop_id))  # type: ignore[arg-type]
         return made[-1]
 

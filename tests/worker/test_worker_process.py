@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,28 @@ async def counting() -> AsyncIterator[WorkerProcess]:
 
 def make_misbehaving(line: str, job_seconds: float = LIMIT, most_bytes: int = MOST_BYTES) -> WorkerProcess:
     return WorkerProcess(SETTINGS, (sys.executable, "-c", READER + line), job_seconds, most_bytes)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="asyncio waits for its processes otherwise")
+async def test_a_process_that_has_just_ended_by_itself_is_reaped_by_the_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a busy machine the loop looks at it late."""
+    may_look, wait = threading.Event(), asyncio.ThreadedChildWatcher._do_waitpid
+
+    def wait_late(*arguments: Any) -> None:
+        may_look.wait(LIMIT)
+        wait(*arguments)
+
+    monkeypatch.setattr(asyncio.ThreadedChildWatcher, "_do_waitpid", wait_late)
+    monkeypatch.setattr(process, "_CLOSING_SECONDS", 0.0)
+    asyncio.get_running_loop().call_later(1.0, may_look.set)
+    ended = make_misbehaving("os._exit(3)")
+    with pytest.raises(WorkerLost, match="IncompleteReadError"):
+        await ended.start()
+    assert ended.exit_code in (3, -signal.SIGKILL)  # the latter if the kill came before its end
+    assert "Unknown child process" not in caplog.text
+    await ended.close()
 
 
 def is_running(pid: int) -> bool:

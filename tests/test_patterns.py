@@ -28,12 +28,14 @@ _NOT_IMPORTED = ("proxy.__main__", "proxy.worker.outline_program")
 MATCHED = {
     "proxy.context.budget": {"_KINDS"},
     "proxy.context.outline": {"_GUESSES"},
+    "proxy.context.read_only": {"_NEEDED_OPTIONS", "_WRITING_OPTIONS"},
     "proxy.retrieval.dates": {"_STATED"},
     "proxy.wire.body": {"_ELEMENT_GAP", "_EMPTY_OBJECT", "_MEMBER_GAP", "_OBJECT_END"},
 }
 # Calls whose pattern is made when they run, and what bounds it.
 MADE_LATER = {
     "proxy.context.budget": "one for each kind of run: the patterns themselves are found as values of the module",
+    "proxy.context.read_only": "one for each program: the patterns themselves are found as values of the module",
     "proxy.context.user_rules": "the end of a fence or of one of ten tags: it has no repetition but of its own mark",
     "proxy.demo.workspace": "the pattern is the demo's own, and the text its own repository",
     "proxy.upstream.model_catalog": "the patterns are the proxy's own data, matched with names of models",

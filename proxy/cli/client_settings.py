@@ -45,7 +45,7 @@ _PI_APIS: Mapping[str, Api] = {
 _COPILOT_KEYS = ("BASE_URL", "API_KEY", "API_KEY_COMMAND", "BEARER_TOKEN", "HEADERS")
 _PI_ORDER = ("anthropic", "openai", "openai-codex", "google")
 # What stands in JSON with comments beside JSON: strings are kept, comments and commas before an end are not.
-_JSONC = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
+_JSONC = re.compile(r'("(?:[^"\\]|\\.)*+"?)|//[^\n]*|/\*.*?(?:\*/|\Z)|,(?=\s*[}\]])', re.DOTALL)
 _FROM_ENVIRONMENT = re.compile(r"\{env:(\w+)\}")
 
 

@@ -164,32 +164,38 @@ _READERS = _list(
 )
 # Options by which programs of these change something, and those without which some of them do.
 _WRITING_OPTIONS = {
-    "sort": r"-o|--output",
-    "yq": r"-i|--inplace",
-    "sed": r"-[a-zA-Z]*i|--in-place|(?:.*[;\d$/}!]|)\s*w\s",
-    "awk": r"-i|.*(?:system\s*\(|>|\|)",
-    "gawk": r"-i|.*(?:system\s*\(|>|\|)",
-    "fd": r"-x|-X|--exec",
-    "date": r"-s|--set",
-    "tree": r"-o",
-    "journalctl": r"--vacuum|--rotate|--flush",
-    "ruff": r"--fix|--unsafe-fixes|format",
-    "eslint": r"--fix",
-    "rubocop": r"-a|-A|--autocorrect|--auto-correct",
-    "golangci-lint": r"--fix|fmt",
-    "yarn": r"--fix",
-    "npm": r"--fix|fix",
-    "pip": r"-r$",
-    "gh": r"-X|--method|-f|-F|--field|--raw-field|--input",
-    "cargo": r"--fix",
-    "psql": r"-f|--file|-o",
+    name: re.compile(options, re.DOTALL)
+    for name, options in {
+        "sort": r"-o|--output",
+        "yq": r"-i|--inplace",
+        "sed": r"-[a-zA-Z]*i|--in-place|(?:.*[;\d$/}!]|)\s*w\s",
+        "awk": r"-i|.*(?:system\s*\(|>|\|)",
+        "gawk": r"-i|.*(?:system\s*\(|>|\|)",
+        "fd": r"-x|-X|--exec",
+        "date": r"-s|--set",
+        "tree": r"-o",
+        "journalctl": r"--vacuum|--rotate|--flush",
+        "ruff": r"--fix|--unsafe-fixes|format",
+        "eslint": r"--fix",
+        "rubocop": r"-a|-A|--autocorrect|--auto-correct",
+        "golangci-lint": r"--fix|fmt",
+        "yarn": r"--fix",
+        "npm": r"--fix|fix",
+        "pip": r"-r$",
+        "gh": r"-X|--method|-f|-F|--field|--raw-field|--input",
+        "cargo": r"--fix",
+        "psql": r"-f|--file|-o",
+    }.items()
 }
 _NEEDED_OPTIONS = {
-    "black": r"--check|--diff",
-    "isort": r"-c|--check|--diff",
-    "prettier": r"--check|-c|-l|--list",
-    "tsc": r"--noEmit",
-    "ruff": r"check|--check|--diff",
+    name: re.compile(options)
+    for name, options in {
+        "black": r"--check|--diff",
+        "isort": r"-c|--check|--diff",
+        "prettier": r"--check|-c|-l|--list",
+        "tsc": r"--noEmit",
+        "ruff": r"check|--check|--diff",
+    }.items()
 }
 # Programs with subcommands, and the subcommands that only read.
 _SUBCOMMANDS: Mapping[str, frozenset[str]] = {
@@ -340,9 +346,9 @@ def _reads(words: Sequence[str], depth: int) -> bool:
     if program in _INTERPRETERS:
         return _INTERPRETERS[program](rest, depth)
     options, needed = _WRITING_OPTIONS.get(program), _NEEDED_OPTIONS.get(program)
-    if options and any(re.match(options, word, re.DOTALL) for word in rest):
+    if options and any(map(options.match, rest)):
         return False
-    if needed and not any(re.match(needed, word) for word in rest):
+    if needed and not any(map(needed.match, rest)):
         return False
     if program in _RULES:
         return _RULES[program](rest)

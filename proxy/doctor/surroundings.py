@@ -60,7 +60,7 @@ _SESSIONS = 20
 _MODELS = 6
 _BILLS = 1
 _ANTHROPIC = re.compile(r"anthropic\.com|/anthropic(?:/|$)")
-_PATTERN = re.compile(r"[*?]|\[[^]]*\]")
+_PATTERN = re.compile(r"[*?]|\[[^][]*\]")
 _DEFAULT_MODELS = {"openai": "gpt-5", "anthropic": "claude-sonnet-4-5"}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from proxy.context.pricing import format_money
 from tests.browser.asking import read, send
 from tests.browser.chromium import Watched, watch
 from tests.browser.scripted import APPLICATION, DONE, MODEL, REPEATED, SHORT, WORDS, Agent, tell_story
@@ -294,5 +295,5 @@ def test_the_list_of_sessions_has_what_was_spent(browser: Browser, told: Running
     watched = watch(browser, told.origin, TOKEN)
     spent = next(each for each in read(told, "/sessions")["items"] if each["name"] == "shop")["spent"]["money"]
     row = watched.page.locator("tbody tr", has_text="Customers pay a cent")
-    expect(row.locator(".c-spent")).to_have_text(f"${spent:.3f}" if spent < 0.1 else f"${spent:.2f}")
+    expect(row.locator(".c-spent")).to_have_text(format_money(spent))
     watched.check()

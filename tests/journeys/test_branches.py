@@ -106,7 +106,7 @@ def test_a_person_sees_the_tree(told: tuple[Told, Talk]) -> None:
         parts = log.run("show", name).split("\n\n")
         assert "calls     6, 3 branches, 1 side call" in parts[1]
         lines = parts[2].splitlines()
-        assert [line.split("  ")[0] for line in lines if "tip" not in line] == [
+        assert [line.split("  ")[0] for line in lines if "└ end " not in line] == [
             *("CALL", "● 1", "├─● 4", "│ ● 5", "● 2", "● 3", "○ 6"),
         ]
         assert max(map(len, [sentence, heading, *parts[1].splitlines(), *lines])) <= 80

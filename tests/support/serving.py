@@ -28,6 +28,7 @@ from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
 from proxy.engine.policy import EnginePolicy, OperatorPolicy, SnapshotPolicy
+from proxy.engine.recall.rounds import build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
@@ -137,6 +138,7 @@ class Plan:
     connect_timeout: float = LIMIT
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
+    has_recall: bool = False  # whether epochs offer the tool to recall; its calls reach the client
     compacting: Any = None
     index: FakeIndex = field(default_factory=FakeIndex)
     find_tenant: FindTenant = lambda headers: None
@@ -160,7 +162,9 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     descriptors = plan.descriptors
     forwarder = DirectClient(upstream, tasks.spawn, descriptors=descriptors, hop_id=plan.server.hop_id)
-    controller = make_controller(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
+    controller = make_controller(
+        archive, bus, SystemClock(), tasks, ceiling=plan.ceiling, offers=build_offers(is_on=plan.has_recall)
+    )
     exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, controller)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
     metrics.subscribe(bus)

@@ -1,6 +1,7 @@
 """What messages say, and how they hang together, in every format."""
 
 import json
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -113,21 +114,21 @@ def test_a_chat_message(message: dict[str, Any], told: Message) -> None:
                 "role": "user",
                 "content": [{"type": "document", "title": "T", "source": {"type": "text", "data": "words"}}],
             },
-            Message("user", "T\nwords"),
+            Message("user", "T\nwords", attached=("T\nwords",)),
         ),
         (
             {
                 "role": "user",
                 "content": [{"type": "document", "source": {"type": "content", "content": [text("words")]}}],
             },
-            Message("user", "words"),
+            Message("user", "words", attached=("words",)),
         ),
         (
             {
                 "role": "assistant",
                 "content": [{"type": "server_tool_use", "id": "s", "name": "find", "input": {"q": "x"}}],
             },
-            Message("assistant", '{"name":"find","input":{"q":"x"}}'),
+            Message("assistant", '{"name":"find","input":{"q":"x"}}', said=""),
         ),
         (
             {
@@ -141,7 +142,7 @@ def test_a_chat_message(message: dict[str, Any], told: Message) -> None:
                     {"type": "of the future"},
                 ],
             },
-            Message("assistant", '{"title":"T"}'),
+            Message("assistant", '{"title":"T"}', said=""),
         ),
     ],
 )
@@ -159,23 +160,23 @@ def test_an_anthropic_message(message: dict[str, Any], told: Message) -> None:
         ),
         (
             {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
-            Message("assistant", "", (ToolCall("a", "f", "{}"),)),
+            Message("assistant", "", (ToolCall("a", "f", "{}"),), said=""),
         ),
         (
             {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": "***"},
-            Message("assistant", "", (ToolCall("a", "patch", "***"),)),
+            Message("assistant", "", (ToolCall("a", "patch", "***"),), said=""),
         ),
         (
             {"type": "local_shell_call", "call_id": "a", "action": {"command": ["ls"]}},
-            Message("assistant", "", (ToolCall("a", "local_shell", '{"command":["ls"]}'),)),
+            Message("assistant", "", (ToolCall("a", "local_shell", '{"command":["ls"]}'),), said=""),
         ),
         (
             {"type": "mcp_call", "id": "m", "name": "f", "arguments": "{}", "output": "found"},
-            Message("assistant", "found", (ToolCall("", "f", "{}"),)),
+            Message("assistant", "found", (ToolCall("", "f", "{}"),), said=""),
         ),
         (
             {"type": "image_generation_call", "result": PNG},
-            Message("assistant", "", (ToolCall("", "image_generation", ""),), media=("image 640x480",)),
+            Message("assistant", "", (ToolCall("", "image_generation", ""),), media=("image 640x480",), said=""),
         ),
         ({"type": "function_call_output", "call_id": "a", "output": "out"}, Message("tool", "out", results=("a",))),
         (
@@ -191,9 +192,9 @@ def test_an_anthropic_message(message: dict[str, Any], told: Message) -> None:
             Message("tool", '{"stdout":"out"}', results=("a",)),
         ),
         ({"type": "mcp_approval_response", "approve": True}, Message("tool", '{"approve":true}')),
-        ({"type": "reasoning", "summary": [text("hm")]}, Message("assistant", "")),
-        ({"type": "compaction", "encrypted_content": "…"}, Message("assistant", "")),
-        ({"type": "of the future", "words": "w"}, Message("assistant", '{"words":"w"}')),
+        ({"type": "reasoning", "summary": [text("hm")]}, Message("assistant", "", said="")),
+        ({"type": "compaction", "encrypted_content": "…"}, Message("assistant", "", said="")),
+        ({"type": "of the future", "words": "w"}, Message("assistant", '{"words":"w"}', said="")),
     ],
 )
 def test_a_responses_item(item: dict[str, Any], told: Message) -> None:
@@ -260,7 +261,7 @@ def read(wire: str, message: dict[str, Any]) -> MessageStructure:
 @pytest.mark.parametrize(
     ("wire", "message", "structure"),
     [
-        (CHAT, {"role": "developer", "content": "x"}, MessageStructure("system")),
+        (CHAT, {"role": "developer", "content": "x"}, MessageStructure("system", reminder=sha256(b"x").digest()[:8])),
         (CHAT, {"role": "user", "content": [MARKED, IMAGE]}, MessageStructure("user", markers=("1h",))),
         (CHAT, {"role": "user", "content": "as JSON"}, MessageStructure("user", says_json=True)),
         (

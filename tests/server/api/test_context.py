@@ -23,9 +23,10 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.window import HeldCache, load_window
 from proxy.model.card import Card
 from proxy.model.errors import Conflict, NotFound, ProxyError
-from proxy.model.messages import LEDGER_HEAD
+from proxy.model.messages import LEDGER_HEAD, RECALL_TOOL
 from proxy.model.search import Hit
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
+from tests.support.chat_clients import TOOLS
 from tests.support.fake_log import EXCHANGE, FakeLog
 from tests.support.managing import make_history, spell
 from tests.support.memory_store.archive import MemoryArchive
@@ -36,7 +37,7 @@ from tests.support.serving import TOKEN, Plan, Served, serving
 
 BEARER = f"Authorization: Bearer {TOKEN}"
 API = "/-/api"
-STEPS = 28
+STEPS = 31
 HISTORY = make_history(STEPS, 300)
 
 
@@ -74,7 +75,7 @@ class Managed:
 
 async def ask(served: Served, messages: Any, *fields: str) -> Message:
     """A call of the client's."""
-    body = spell(messages)
+    body = spell(messages, tools=TOOLS)
     return await served.ask(request("POST", "/v1/chat/completions", "x-palimpsest-session: talk", *fields, body=body))
 
 
@@ -90,7 +91,7 @@ async def managed(plan: Plan, upstream: ScriptedUpstream) -> AsyncIterator[Manag
                 wire.send(answer(content, "Content-Type: application/json"))
 
     upstream.script = play
-    async with serving(Plan(plan.base_url, ceiling=4000), MemoryArchive()) as served:  # type: ignore[arg-type]
+    async with serving(Plan(plan.base_url, ceiling=4000, has_recall=True), MemoryArchive()) as served:  # type: ignore[arg-type]
         for step in range(1, STEPS + 1):
             got = await ask(served, HISTORY[: 2 + 2 * step])
             assert got.status == 200
@@ -303,7 +304,7 @@ async def test_a_revert_quotes_its_price_and_is_done(managed: Managed) -> None:
     assert done["is_done"]
     assert {**done, "is_done": False, "epoch": None} == quoted
     await ask(managed.served, HISTORY)
-    assert managed.upstream.requests[-1].body == spell(HISTORY)
+    assert managed.upstream.requests[-1].body == spell(HISTORY, tools=TOOLS)
     assert [each["why"] for each in await managed.load("/sessions/{id}/epochs")] == ["soft", "revert"]
     assert await managed.refuse("/sessions/{id}/epochs/1/revert", "POST") == (
         409,
@@ -348,7 +349,12 @@ async def test_a_difference_is_told(managed: Managed) -> None:
     equal = await managed.load("/sessions/{id}/exchanges/1/diff")
     assert (equal["is_modified"], equal["changes"]) == (False, [])
     told = await managed.load(f"/sessions/{{id}}/exchanges/{STEPS}/diff?k=0")
-    assert (told["is_modified"], told["messages"], told["members"]) == (True, 1 + 2 * STEPS, [])
+    assert (told["is_modified"], told["messages"]) == (True, 1 + 2 * STEPS)
+    (tools,) = told["members"]
+    *same, added = json.loads(tools["sent"])
+    assert (tools["name"], json.loads(tools["client"])) == ("tools", TOOLS)
+    assert same == TOOLS
+    assert added["function"]["name"] == RECALL_TOOL
     assert told["plan"]["rung"] == "epoch"
     ledger = next(side for change in told["changes"] for side in change["sent"])
     (epoch,) = await managed.load("/sessions/{id}/epochs")

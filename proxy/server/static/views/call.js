@@ -55,13 +55,21 @@ function drawHead() {
     call.n > 1 && h("a", { class: "btn", href: url(call.n - 1), "aria-label": `Previous call, ${call.n - 1}` }, icon("prev"), call.n - 1), !isLast && h("a", { class: "btn", href: url(call.n + 1), "aria-label": `Next call, ${call.n + 1}` }, call.n + 1, icon("next")));
 }
 
+/* As long before the difference is there as with it, so that the strip has its height. */
+function tellUnchanged(found) {
+  const { list, start } = messages();
+  if (difference ? !difference.is_modified : found?.rung === "original") return "nothing was changed";
+  if (difference) return `${int(difference.kept)} of ${int(difference.messages)} messages unchanged`;
+  return found && list.length ? `\u2026 of ${int(list.length - start)} messages unchanged` : "";
+}
+
 function drawStrip() {
   const end = last(), usage = end?.usage, found = plan();
   const input = usage == null ? null : usage.input, output = usage?.output, added = call.rounds[0]?.timings?.overhead_ms;
   strip($("#strip"), [
     ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `${added == null ? "" : `sent after ${milliseconds(added)}, `}first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
     ["Sent as", !row ? "\u2013" : row.is_auxiliary ? "our summary" : row.epoch ? h("a", { href: `/-/sessions/${call.session}/epochs/${row.epoch}` }, `epoch ${row.epoch}`) : "verbatim", "", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
-    ["Edits", difference ? String(difference.changes.length) : "\u2013", "", !difference ? "" : difference.is_modified ? `${int(difference.kept)} of ${int(difference.messages)} messages unchanged` : "nothing was changed"],
+    ["Edits", difference ? String(difference.changes.length) : "\u2013", "", tellUnchanged(found)],
     ["Cache", percent(share(row?.read ?? usage?.cached, row?.input ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
     ["Cost", row ? money(row.money) : "\u2013", "", row?.saved_money != null ? `${money(row.money + row.saved_money)} without the proxy` : ""],
     ["Tokens", int(input), "in", `${row?.rounds > 1 ? `${int(row.input)} in all ${row.rounds} rounds, ` : ""}${int(output)} out${end?.finish ? `, ${end.finish}` : ""}`],
@@ -182,31 +190,41 @@ function curl() {
   return `curl ${quote(`${location.origin}${call.target}`)}${headers} \\\n  -H "authorization: Bearer $API_KEY" \\\n  -d ${quote(JSON.stringify(call.request ?? null))}`;
 }
 
+/* What is drawn never moves what is seen: each part is uncovered behind those above it, and bones stand behind it as long as another one is loading. */
+function uncover(selectors, isLastPart = false) {
+  for (const each of selectors) $(each).hidden = false;
+  $("#wait")?.replaceWith(isLastPart ? "" : h("div", { id: "wait" }, bones(4)));
+}
+
 export async function show() {
   call = first();
-  drawHead();
-  drawStrip();
-  drawRounds();
-  drawTools();
-  put($("#stack"), bones(3));
-  put($("#cmp"), bones(4));
+  uncover([]);
   $("#curl").addEventListener("click", () => copy(curl(), "Copied. The key is left as $API_KEY."));
   $("#unchanged").addEventListener("click", () => { open = !open; drawTools(); drawCompare(); });
   keys.o = () => (document.activeElement?.closest(".cmp-row")?.querySelector("[data-orig]") ?? $("[data-orig]"))?.click();
   keys["["] = () => { if (call.n > 1) location.href = url(call.n - 1); };
   keys["]"] = () => { if (!isLast) location.href = url(call.n + 1); };
-  const quiet = (work) => work.catch(() => null);
-  put($("#added"), h("li", {}, bones(2)));
-  put($("#answer"), h("li", {}, bones(2)));
-  const told = get(`/sessions/${call.session}/exchanges/${call.n}/messages`).then((document) => { added = document; drawSpoken(); }).catch((error) => { put($("#added"), h("li", {}, errorState(error))); put($("#answer")); });
-  const [found, line, diff] = await Promise.all([quiet(get(`/sessions/${call.session}`)), quiet(get(`/sessions/${call.session}/timeline`, { after: call.n - 1, limit: 2 })), get(`/sessions/${call.session}/exchanges/${call.n}/diff`).catch((error) => error), told]);
+  const quiet = (work) => work.catch(() => null), held = (path) => get(`/sessions/${call.session}/exchanges/${call.n}/${path}`).catch((error) => error);
+  const told = held("messages"), changed = held("diff");
+  const [found, line] = await Promise.all([quiet(get(`/sessions/${call.session}`)), quiet(get(`/sessions/${call.session}/timeline`, { after: call.n - 1, limit: 2 }))]);
   session = found?.session ?? null;
   isLast = !line || line.n.at(-1) <= call.n;
   if (line?.n[0] === call.n) row = Object.fromEntries(Object.entries(line).filter(([, column]) => Array.isArray(column)).map(([name, column]) => [name, column[0]]));
-  if (diff instanceof Error) { if (!call.missing && last()) put($("#cmp"), errorState(diff)); } else difference = diff;
   drawHead();
   drawStrip();
+  uncover([".head", "#strip"]);
+  const spokenOf = await told;
+  if (spokenOf instanceof Error) put($("#added"), h("li", {}, errorState(spokenOf)));
+  else { added = spokenOf; drawSpoken(); }
+  uncover([".callpair"]);
+  const diff = await changed;
+  if (!(diff instanceof Error)) difference = diff;
+  uncover([".desk", ".bar2", "#cmp"], true);
+  drawStrip();
+  drawRounds();
+  drawTools();
   drawFlows();
   if (!(diff instanceof Error) || call.missing || !last()) await drawCompare();
+  else put($("#cmp"), errorState(diff));
   new ResizeObserver(drawFlows).observe($("#stack"));
 }

@@ -22,7 +22,7 @@ from proxy.engine.body_cache import (
     split_known,
 )
 from proxy.engine.history.held import HeldExchange, SessionName
-from proxy.engine.history.stored import ReferringRequest, StoredHistories
+from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
     ClientId,
@@ -151,6 +151,7 @@ class RequestResolver:
         exchange = self._ids.next_exchange()
         caller, problem = self._identify(request, options), ""
         try:
+            self.forget_lost()
             resolved = await self._resolve(request, form, caller, exchange, options, held=held)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
             _log.exception(
@@ -263,7 +264,6 @@ class RequestResolver:
         """Resolve a body that can be read message by message, else return None."""
         until, named = self._clock.monotonic() + self._policy.hard_wait_seconds, self._naming.read(request.headers)
         key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
-        self.forget_lost()
         remembered = _Remembered(*self._histories.find(key, request.body), self._histories.losses)
         if (split := split_known(request.body, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
             return None
@@ -271,19 +271,15 @@ class RequestResolver:
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)
         session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         session = session if program is None else program.session
-        is_trusted = self._lineage.tenants.trusts(caller)
-        referring = ReferringRequest(request, form, session, split, remembered.shared, exchange, options.mode, until)
-        found = await self._stored.resolve(referring, is_written=is_trusted and held is None and program is None)
-        if found.request is not request:
-            request = found.request
-            remembered = _Remembered(*self._histories.find(key, request.body), self._histories.losses)
-            split = split_known(request.body, form.items_key, *remembered[:2], is_ours=True) or split
-        own = found.own or split
+        asked = ReferringRequest(request, form, session, split, remembered.shared, exchange, options.mode, until)
+        is_written = held is None and program is None and self._lineage.tenants.trusts(caller)
+        found, split, remembered = await self._follow(asked, key, remembered, is_written=is_written)
+        own, request = found.own or split, found.request
         chain = await self._read_chain(form, session, split, remembered, root=found.root, until=until)
         query = replace(
             _make_query(exchange, session, caller, split=split, chain=chain, until=until),
             previous=found.previous,
-            is_trusted=is_trusted,
+            is_trusted=self._lineage.tenants.trusts(caller),
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
             is_held=held is not None,
         )
@@ -312,12 +308,21 @@ class RequestResolver:
             unheld=found.unheld,
         )
         if place is not None and split.items:
-            clearing = read_clearing(form, split, route, options.mode)
-            resolved = _make_managed(
-                resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
-            )
+            resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, holding=holding)
             resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
+
+    async def _follow(
+        self, asked: ReferringRequest, key: Key, remembered: _Remembered, *, is_written: bool
+    ) -> tuple[ResolvedReferences, SplitBody, _Remembered]:
+        """Return what a request refers to, the split of its body with that, and what this shares with a cached one."""
+        found = await self._stored.resolve(asked, is_written=is_written)
+        if found.request is asked.request:
+            return found, asked.split, remembered
+        remembered = _Remembered(*self._histories.find(key, found.request.body), self._histories.losses)
+        split = split_known(found.request.body, asked.form.items_key, *remembered[:2], is_ours=True)
+        assert split is not None, "it was made of whole values"
+        return found, split, remembered
 
     async def _read_chain(
         self, form: Format, session: SessionKey, split: SplitBody, remembered: _Remembered, *, root: bytes, until: float
@@ -470,12 +475,13 @@ def _make_managed(
     form: Format,
     query: LineageQuery,
     place: Placement,
+    route: Route,
     *,
     split: SplitBody,
     chain: Chain,
     holding: Holding | None,
-    clearing: ClearingTerms | None,
 ) -> ManagedRequest:
+    clearing = read_clearing(form, split, route, request.mode)
     return ManagedRequest(
         **asdict(request),
         items_key=form.items_key,

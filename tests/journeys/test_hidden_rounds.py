@@ -195,7 +195,7 @@ def continue_by(
 
 def continue_shortened(proxy: Running, provider: ScriptedProvider, response: str, body: dict[str, Any]) -> None:
     """Continue a response of a session that is shortened: what it goes on from, rounds included, is written out."""
-    asked = {"previous_response_id": response, **body}
+    asked = {"previous_response_id": response, **body, "tools": make_body("responses", 0)["tools"]}
     answered = httpx.post(f"{proxy.base_url}/responses", json=asked, headers=FIELDS, timeout=60)
     assert answered.status_code == 200
     sent = provider.sent[-1]

@@ -290,7 +290,7 @@ class ExchangeService:
         return (opening, *records)
 
     def _keep_encoded(self, request: ResolvedRequest) -> HeldCall:
-        """Return the record of a body as it came, in its content-encoding."""
+        """Return the record of a body as it came, in its content-encoding or with references."""
         cap = self._policy.record_cap_bytes
         kept = make_encoded_manifest(request.session.tenant, request.encoded, cap)
         return HeldCall(request.exchange, "", "", b"", kept)
@@ -298,11 +298,9 @@ class ExchangeService:
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
-        if request.redirected or (
-            isinstance(request, ManagedRequest)
-            and (outgoing.body != request.split.content or request.clearing is not None or request.is_nudged)
-        ):
-            manifest = self._controller.build_manifest(request, outgoing)
+        if not request.is_as_it_came(outgoing.body):
+            sent = request.find_sent(outgoing.body)
+            manifest = self._controller.build_manifest(request, replace(outgoing, body=sent))
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
         if outgoing.plan is not None and outgoing.uncounted is None:
             records.append(outgoing.plan)
@@ -378,9 +376,9 @@ class ExchangeService:
         def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
             # a retry may have rounds where what it replaces had none
             headers, sent = (own if exchange.rounds is None or is_read else accept_identity_only(own)), body
-            if request.encoded and body == request.body:
-                sent = request.encoded
-            elif request.encoded:
+            if isinstance(body, bytes):
+                sent = request.find_sent(body)
+            if request.encoded and sent is body:
                 headers = drop_encoding(headers)
             if form is not None and isinstance(body, bytes) and body is not request.body:
                 headers = form.add_needed_headers(headers, body)

@@ -35,8 +35,20 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
     is_stream: bool = False  # it asks for a streamed response
     unread: str = ""  # why it is sent as it came, whatever was asked for; empty if it was read message by message
     redirected: bytes = b""  # its body with the response to continue in place of a hidden one, if it has named that
+    # What is sent for `body` as it stands: that in its content-encoding, or with references to what the provider
+    # stores in place of it. Empty if that is `body`.
+    passed: bytes = b""
+    unheld: str = ""  # what the log lacks of what it refers to, if that is not written out
     strategy: Strategy = "epochs"
     step: Step | None = None  # its place in the session, if known
+
+    def find_sent(self, body: bytes) -> bytes:
+        """Return the bytes that are sent for a body."""
+        return self.passed if self.passed and body == self.body else body
+
+    def is_as_it_came(self, body: bytes) -> bool:
+        """Return whether what is sent for a body are the bytes that the client sent."""
+        return self.find_sent(body) == (self.encoded or self.body)
 
 
 class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):

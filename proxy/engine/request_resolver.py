@@ -22,6 +22,7 @@ from proxy.engine.body_cache import (
     split_known,
 )
 from proxy.engine.history.held import HeldExchange, SessionName
+from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
     ClientId,
@@ -45,11 +46,10 @@ from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, S
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.model.shared_list import extend_shared
-from proxy.wire.body import SplitBody, append_item, remove_member, replace_member, split_body
+from proxy.wire.body import SplitBody, append_item, remove_member, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import read_encoding, redact_target, select_stored
 from proxy.wire.identity import Item
-from proxy.wire.json_values import encode_text
 
 # A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
@@ -113,6 +113,8 @@ class RequestResolver:
         self._reader = reader
         self._naming = ClientIdReader(policy.session_headers)
         self._histories = BodyCache(policy.cache_bytes // 2)
+        cap, cache_bytes = policy.record_cap_bytes, policy.cache_bytes // 8
+        self._stored = StoredHistories(lineage, reader, clock, cap=cap, cache_bytes=cache_bytes)
         self._clock = clock
         self._ids = ids
 
@@ -149,6 +151,7 @@ class RequestResolver:
         exchange = self._ids.next_exchange()
         caller, problem = self._identify(request, options), ""
         try:
+            self.forget_lost()
             resolved = await self._resolve(request, form, caller, exchange, options, held=held)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
             _log.exception(
@@ -219,6 +222,7 @@ class RequestResolver:
         """Forget earlier bodies if the log has lost anything since: manifests refer to what they added to it."""
         if self._lineage.forget_lost():
             self._histories.clear()
+            self._stored.clear()
 
     def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
         """Make the first record of an exchange.
@@ -260,7 +264,6 @@ class RequestResolver:
         """Resolve a body that can be read message by message, else return None."""
         until, named = self._clock.monotonic() + self._policy.hard_wait_seconds, self._naming.read(request.headers)
         key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
-        self.forget_lost()
         remembered = _Remembered(*self._histories.find(key, request.body), self._histories.losses)
         if (split := split_known(request.body, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
             return None
@@ -268,12 +271,14 @@ class RequestResolver:
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)
         session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         session = session if program is None else program.session
-        previous, own = await self._redirect(form, session, split, until)
-        root = await self._find_root(form, session, previous, until)
-        chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
+        asked = ReferringRequest(request, form, session, split, remembered.shared, exchange, options.mode, until)
+        is_written = held is None and program is None and self._lineage.tenants.trusts(caller)
+        found, split, remembered = await self._follow(asked, key, remembered, is_written=is_written)
+        own, request = found.own or split, found.request
+        chain = await self._read_chain(form, session, split, remembered, root=found.root, until=until)
         query = replace(
             _make_query(exchange, session, caller, split=split, chain=chain, until=until),
-            previous=previous,
+            previous=found.previous,
             is_trusted=self._lineage.tenants.trusts(caller),
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
             is_held=held is not None,
@@ -299,37 +304,25 @@ class RequestResolver:
             step=None if place is None else place.step,
             unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
             redirected=own.content if own is not split else b"",
+            passed=found.passed,
+            unheld=found.unheld,
         )
         if place is not None and split.items:
-            clearing = read_clearing(form, split, route, options.mode)
-            resolved = _make_managed(
-                resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
-            )
+            resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, holding=holding)
             resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
-    async def _redirect(
-        self, form: Format, session: SessionKey, split: SplitBody, until: float
-    ) -> tuple[str, SplitBody]:
-        """Return the response that a body continues, and the body with that in place of a hidden one."""
-        previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
-        if not previous:
-            return "", split
-        await self._read_unread(session)
-        last = await self._lineage.find_last(session, previous, until)
-        return (last, replace_member(split, form.previous_key, encode_text(last))) if last else (previous, split)
-
-    async def _read_unread(self, session: SessionKey) -> None:
-        """Read the tenant's answers that were not read yet: a request may refer by id to any of them."""
-        for exchange in self._lineage.list_unread_of(session.tenant):
-            await self._reader.read_now(exchange)
-
-    async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
-        """Return the root of a request's chain: the stored response that it continues, or the upstream's root."""
-        root = compute_chain_root(session.upstream)
-        if form.previous_key:
-            await self._read_unread(session)
-        return await self._lineage.find_response(session, previous, until) or root if previous else root
+    async def _follow(
+        self, asked: ReferringRequest, key: Key, remembered: _Remembered, *, is_written: bool
+    ) -> tuple[ResolvedReferences, SplitBody, _Remembered]:
+        """Return what a request refers to, the split of its body with that, and what this shares with a cached one."""
+        found = await self._stored.resolve(asked, is_written=is_written)
+        if found.request is asked.request:
+            return found, asked.split, remembered
+        remembered = _Remembered(*self._histories.find(key, found.request.body), self._histories.losses)
+        split = split_known(found.request.body, asked.form.items_key, *remembered[:2], is_ours=True)
+        assert split is not None, "it was made of whole values"
+        return found, split, remembered
 
     async def _read_chain(
         self, form: Format, session: SessionKey, split: SplitBody, remembered: _Remembered, *, root: bytes, until: float
@@ -392,6 +385,7 @@ class RequestResolver:
             session=make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange),
             upstream=upstream,
             mode=options.mode,
+            passed=request.encoded,
             kind="managed" if wire else "passthrough",
             wire=wire,
             opened_ms=self._clock.now_ms(),
@@ -481,12 +475,13 @@ def _make_managed(
     form: Format,
     query: LineageQuery,
     place: Placement,
+    route: Route,
     *,
     split: SplitBody,
     chain: Chain,
     holding: Holding | None,
-    clearing: ClearingTerms | None,
 ) -> ManagedRequest:
+    clearing = read_clearing(form, split, route, request.mode)
     return ManagedRequest(
         **asdict(request),
         items_key=form.items_key,

@@ -90,7 +90,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as the client sent it. `target` is the raw path and query. Header names are lower case.
 
-    If the content-encoding of its body was undone, `encoded` is the body as it came, else empty.
+    If its content-encoding was undone, or what it refers to is written out in `body`, `encoded` is the body as it came.
     """
 
     method: str
@@ -129,8 +129,8 @@ class HeldCall(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
     """What a client sent, of a request whose `Opening` has something else: the whole request where we hold its history.
 
     `key` is its idempotency key, empty if it has none. `digest` is the SHA-256 of the messages that it brought.
-    `history` is empty where the client has the history: its body came in a content-encoding, and `Opening` has it
-    decoded.
+    `history` is empty where the client or its provider has the history: `Opening` has its body decoded, or with all
+    that it refers to.
     """
 
     exchange: str

@@ -124,6 +124,7 @@ class Format(ABC):
     items_key: ClassVar[str]  # the top-level array member that holds the conversation
     instructions_key: ClassVar[str] = ""  # the top-level member with the system prompt, empty if it is a message
     previous_key: ClassVar[str] = ""  # the member that names a stored response to continue from, if there is one
+    reference_sign: ClassVar[bytes] = b""  # in each element that names a stored one, if there are such
     end_marker: ClassVar[re.Pattern[bytes]]
     is_itemised: ClassVar[bool] = False  # whether calls, texts and reasoning are items of their own
     takes_markers: ClassVar[bool] = True  # whether messages may have cache markers

@@ -204,12 +204,13 @@ class Responses(Format):
     items_key = "input"
     instructions_key = "instructions"
     previous_key = "previous_response_id"
+    reference_sign = b'"item_reference"'
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
     )
     is_itemised = True
     takes_markers = False
-    foreign_signs = (*COMPACTION_SIGNS, b'"item_reference"', b'"reasoning"')
+    foreign_signs = (*COMPACTION_SIGNS, reference_sign, b'"reasoning"')
     managing_members = _MANAGING_MEMBERS
     reader = ItemReader(_NAME, _Element, _read_item)
 

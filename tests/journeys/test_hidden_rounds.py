@@ -166,13 +166,14 @@ def test_a_stored_answer_is_continued_by_whichever_of_its_ids_the_client_has_kep
                 begun = next(event.response.id for event in stream if event.type == "response.created")
                 final = stream.get_final_response()
             assert (begun, final.id, final.output_text) == ("resp_0", "resp_1", "So. FOUND")
-            continue_by(proxy, provider, begun, {**given, "input": "And now?"}, final.id)
+            observed = {"x-palimpsest-mode": "observe"}
+            continue_by(proxy, provider, begun, {**given, "input": "And now?"}, final.id, observed)
+            continue_shortened(proxy, provider, begun, {**given, "input": "And now?"})
         with run_proxy(tmp_path, upstream) as proxy:
             items = [{"role": "user", "content": "And now?"}]
-            for mode in ("manage", "observe"):
-                named = {**given, "input": items, "metadata": {"n": mode}}
-                continue_by(proxy, provider, begun, named, final.id, {"x-palimpsest-mode": mode})
-            continue_by(proxy, provider, final.id, {**given, "input": items}, final.id)
+            continue_by(proxy, provider, begun, {**given, "input": items, "metadata": {"n": "1"}}, final.id, observed)
+            for n, response in enumerate((begun, final.id)):
+                continue_shortened(proxy, provider, response, {**given, "input": items, "metadata": {"n": f"{n}"}})
             continue_by(proxy, provider, "resp_unknown", {**given, "input": "x"}, "resp_unknown")
     assert run_command("verify", "--data", str(tmp_path)).returncode == 0
 
@@ -190,3 +191,15 @@ def continue_by(
     answered = httpx.post(f"{proxy.base_url}/responses", json=asked, headers={**FIELDS, **(headers or {})}, timeout=60)
     assert answered.status_code == 200
     assert provider.sent[-1] == {**asked, "previous_response_id": expected}
+
+
+def continue_shortened(proxy: Running, provider: ScriptedProvider, response: str, body: dict[str, Any]) -> None:
+    """Continue a response of a session that is shortened: what it goes on from, rounds included, is written out."""
+    asked = {"previous_response_id": response, **body, "tools": make_body("responses", 0)["tools"]}
+    answered = httpx.post(f"{proxy.base_url}/responses", json=asked, headers=FIELDS, timeout=60)
+    assert answered.status_code == 200
+    sent = provider.sent[-1]
+    assert "previous_response_id" not in sent and len(sent["input"]) < len(make_body("responses", 15)["input"])
+    told = [json.dumps(item) for item in sent["input"][-5:]]
+    expected = ("So. ", TOOL, "function_call_output", "FOUND", "And now?")
+    assert all(word in item for word, item in zip(expected, told, strict=True)), told

@@ -404,7 +404,7 @@ class ContextController:
         """
         known, shared = self._caches.histories.find(request)
         seen = request.chain.preamble.count + shared if known is not None else 0
-        return FORMATS[request.wire].find_management(request.split, seen)
+        return _explain(request, FORMATS[request.wire].find_management(request.split, seen))
 
     def _stand_aside(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
         """Return the unchanged request of a session that may be managed. Its plan records what that costs."""
@@ -500,7 +500,12 @@ async def write_counted(controller: ContextController, request: ManagedRequest) 
 
 def _find_mark(request: ManagedRequest) -> str:
     """Find a sign outside the messages that the context is managed already. Return an empty string if there is none."""
-    return FORMATS[request.wire].find_management(request.split, len(request.split.items))
+    return _explain(request, FORMATS[request.wire].find_management(request.split, len(request.split.items)))
+
+
+def _explain(request: ManagedRequest, reason: str) -> str:
+    """Return why a request is managed already, and why what it refers to is not written out."""
+    return f"{reason}: {request.unheld}" if reason and request.unheld else reason
 
 
 def _is_risky(budget: Budget, request: ManagedRequest) -> bool:

@@ -400,8 +400,9 @@ class RefusalRetry:
 
     def _keep(self, content: bytes, plan: Plan) -> Retry:
         self._k = plan.k
-        is_own = content == self._request.split.content and self._request.clearing is None
-        manifest = None if is_own else self._states.caches.sent.keep(self._request, content)
+        sent = self._request.find_sent(content)
+        is_own = self._request.is_as_it_came(content)
+        manifest = None if is_own else self._states.caches.sent.keep(self._request, sent)
         first = Round(self._request.exchange, plan.k, self._request.session.upstream, manifest)
         context = self._states.caches.contexts.get(self._request.session.id)
         epoch = context.get_epoch(plan.epoch) if context is not None and plan.epoch else None

@@ -1,10 +1,11 @@
-"""The answer to a call whose history we hold: what of it the history goes on with."""
+"""The answer to a call: what a client gets of it, and what of that a history goes on with."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from proxy.engine.ports import LogReader
+from proxy.engine.ports import Client, LogReader
 from proxy.engine.response_reader import is_event_stream
+from proxy.engine.response_stream import PassingClient
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Headers
 from proxy.model.log import ExchangeRow
@@ -20,9 +21,50 @@ _SUCCESS = range(200, 300)
 
 
 class HeldAnswer(NamedTuple):
-    """The raw messages, or items, of an answer; none if it says nothing and calls nothing."""
+    """The raw messages, or items, of an answer; none if it says nothing and calls nothing. `id` is its response's."""
 
     messages: tuple[bytes, ...]
+    id: str = ""
+
+
+class CapturingClient(PassingClient):
+    """Passes a response on unchanged, and keeps its first `cap` bytes."""
+
+    def __init__(self, client: Client, form: Format, cap: int) -> None:
+        super().__init__(client)
+        self._form = form
+        self._cap = cap
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self.status = 0
+        self.headers: Headers = ()
+        self.is_whole = False
+
+    @property
+    def content(self) -> bytes:
+        """The body so far. Empty if it has more than is kept."""
+        return b"".join(self._pieces) if self._size <= self._cap else b""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the client has the end of its answer, so that it may send the next request already."""
+        return self.is_whole or self._form.end_marker.search(self.content) is not None
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Send the head. Only the first one counts."""
+        if not self.status:
+            self.status, self.headers = status, headers
+        self._client.start(status, headers)
+
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
+        """Send body bytes. Return as the port says."""
+        self._size += len(content)
+        if self._size <= self._cap:
+            self._pieces.append(content)
+        else:
+            self._pieces.clear()
+        self.is_whole = self.is_whole or is_last
+        return self._client.write(content, is_last=is_last)
 
 
 def read_held_answer(form: Format, headers: Headers, content: bytes, cap: int, *, is_stored: bool) -> HeldAnswer | None:
@@ -39,7 +81,8 @@ def read_held_answer(form: Format, headers: Headers, content: bytes, cap: int, *
         return None
     messages = end.answer if is_stored else _drop_unreadable(form, end.answer)
     said = map(form.parse_message, messages)
-    return HeldAnswer(messages if any([each.text.strip() or each.calls or each.media for each in said]) else ())
+    is_empty = not any([each.text.strip() or each.calls or each.media for each in said])
+    return HeldAnswer(() if is_empty else messages, end.id)
 
 
 def _drop_unreadable(form: Format, items: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -80,7 +123,8 @@ async def load_held_answer(
     contents = [await log.load_received(row.id, each.k) for each in taken]
     headers, content = taken[0].headers, contents[-1]
     if rounds:
-        stitcher = make_stitcher(form, RECALL_TOOL, is_stream=is_event_stream(headers, contents[0]))
+        is_stream = is_event_stream(headers, contents[0])
+        stitcher = make_stitcher(form, RECALL_TOOL, is_stream=is_stream, is_stored=is_stored)
         written = []
         for each in contents:
             written.append(stitcher.feed(each))

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from proxy.context.strategies.sources import is_nudge
 from proxy.engine.body_cache import build_manifest
-from proxy.engine.history.answers import HeldAnswer, read_held_answer
-from proxy.engine.history.capturing import CapturingClient
+from proxy.engine.history.answers import CapturingClient, HeldAnswer, read_held_answer
 from proxy.engine.history.loading import HistoryLog, load_path
 from proxy.engine.history.nudges import NO_NUDGE, Nudge, Nudger
 from proxy.engine.history.path import (

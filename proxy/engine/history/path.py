@@ -170,13 +170,18 @@ def begin_body(form: Format) -> bytes:
     return b'{"%b":[' % form.items_key.encode()
 
 
-def _list_members(form: Format, path: HeldPath | None, split: SplitBody) -> bytes:
-    """Return the members of the request behind its messages, and the end of the body."""
-    members = [
+def list_members(form: Format, split: SplitBody, *dropped: str) -> list[bytes]:
+    """Return the members of a body as they stand behind its messages, without those that are dropped."""
+    return [
         b",%b:%b" % (encode_text(name), split.content[span.start : span.end])
         for name, span in split.members.items()
-        if name != form.items_key
+        if name not in (form.items_key, *dropped)
     ]
+
+
+def _list_members(form: Format, path: HeldPath | None, split: SplitBody) -> bytes:
+    """Return the members of the request behind its messages, and the end of the body."""
+    members = list_members(form, split)
     key = form.instructions_key
     if path is not None and path.instructions and key and key not in split.members:
         members.append(b",%b:%b" % (encode_text(key), path.instructions))

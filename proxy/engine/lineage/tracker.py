@@ -68,7 +68,7 @@ class LineageTracker:
     ) -> None:
         self.tenants = tenants
         self.index = SessionIndex(most_bytes, is_complete=is_fresh)
-        self._archive = archive
+        self.archive = archive
         self._clock = clock
         self._resolver = SessionResolver(self.index)
         self.open_exchanges: dict[str, _OpenExchange] = {}
@@ -77,7 +77,7 @@ class LineageTracker:
 
     def forget_lost(self) -> bool:
         """Forget everything if the log has lost records since the last call. Return whether that was so."""
-        generation = self._archive.health.generation
+        generation = self.archive.health.generation
         if generation == self._generation:
             return False
         self._generation = generation
@@ -102,6 +102,12 @@ class LineageTracker:
                     return each.removeprefix(_ANSWERED)
         return ""
 
+    async def find_bearers(self, session: SessionKey, name: str) -> list[SessionKey]:
+        """Return the sessions of this tenant and upstream with a message that has this name."""
+        name = name_mark(name)
+        await self._recall_marks(session, [name], 0.0)
+        return [known.key for known in self.index.find_by_mark(session.tenant, session.upstream, name)]
+
     async def resolve_references(self, session: SessionKey, messages: Messages, until: float = 0.0) -> Messages:
         """Return the messages with the forms of stored items in place of the references to them."""
         names: list[str] = []
@@ -117,7 +123,7 @@ class LineageTracker:
         """Return how many links of a body are in the log, as far as the log responds in time."""
         try:
             async with self._limit(until):
-                return await self._archive.count_links(links)
+                return await self.archive.count_links(links)
         except (StoreUnavailable, TimeoutError):
             return 0
 
@@ -266,13 +272,13 @@ class LineageTracker:
         """Record an accepted request in its session, and the session of another credential that it extends."""
         if exchange.untrusted is not None:
             known = self.index.open(exchange.known.key)
-            self._archive.append(self._resolver.record_request(exchange.untrusted, known), is_urgent=False)
+            self.archive.append(self._resolver.record_request(exchange.untrusted, known), is_urgent=False)
             exchange.known, exchange.untrusted = known, None
         if exchange.source is not None and exchange.source[0] not in exchange.known.adopted:
             session, node = exchange.source
             exchange.known.adopted.add(session)
             adoption = Adoption(exchange.known.key.id, session, node, self._clock.now_ms())
-            self._archive.append(adoption, is_urgent=False)
+            self.archive.append(adoption, is_urgent=False)
 
     def _list_marks(self, session: SessionKey, name: str) -> list[CallFingerprint]:
         """Return the marks of this name that the session's tenant has at its upstream."""
@@ -310,7 +316,7 @@ class LineageTracker:
         """Load sessions from the log. Return whether it responded."""
         try:
             async with self._limit(until):
-                found = await self._archive.recall(nodes, names, session)
+                found = await self.archive.recall(nodes, names, session)
         except (StoreUnavailable, TimeoutError):
             return False  # splitting a conversation in two does no harm
         for stored in found:

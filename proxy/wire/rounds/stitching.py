@@ -57,7 +57,8 @@ class RoundEnd(msgspec.Struct, frozen=True):
     """What a round has come to. One that was not read, because it has no call of ours, has nothing here.
 
     `answer` are the raw messages, or items, by which the next request repeats what the model said, our calls and
-    withheld reasoning included. `finish` and `error` are as in `Answer`. `counted` is the raw usage.
+    withheld reasoning included. `finish` and `error` are as in `Answer`. `counted` is the raw usage, `id` that of the
+    response.
     """
 
     own: tuple[OwnCall, ...] = ()
@@ -68,6 +69,7 @@ class RoundEnd(msgspec.Struct, frozen=True):
     error: str = ""
     is_ended: bool = True  # whether the response came to its end
     counted: Mapping[str, object] = msgspec.field(default_factory=dict)
+    id: str = ""
 
     @property
     def can_continue(self) -> bool:
@@ -148,6 +150,7 @@ class RoundReader(ABC):
             error=answer.error,
             is_ended=answer.is_ended or bool(answer.finish),
             counted=counted if isinstance(counted, dict) else {},
+            id=read_text(answer.value.get("id")),
         )
 
     def read_body(self, received: bytes) -> Answer:

@@ -179,8 +179,9 @@ class MemoryArchive(DerivedFigures):
         record = self.tables.rounds.get(exchange, {}).get(k)
         if record is None:
             raise NotFound(f"there is no round {k} of exchange {exchange}")
-        opening = self._find_opening(exchange)
-        return self._join(opening.session.tenant, opening.body if record.body is None else record.body)
+        opening, held = self._find_opening(exchange), self.tables.held.get(exchange)
+        own = held.body if held is not None and not held.history else opening.body
+        return self._join(opening.session.tenant, own if record.body is None else record.body)
 
     async def load_received(self, exchange: str, k: int) -> bytes:
         """The body the upstream answered with in round k, trailers included, as far as kept. Raises NotFound."""

@@ -51,7 +51,7 @@ async def test_below_the_soft_mark_twelve_calls_go_out_as_the_client_sent_them()
 @pytest.mark.parametrize("plans_ahead", [False, True])
 @pytest.mark.parametrize(("ceiling", "most"), [(3_500, 0.5), (1_900, 0.6)])
 async def test_no_epoch_covers_the_volatile_tail(ceiling: int, most: float, *, plans_ahead: bool) -> None:
-    """At the lower ceiling the files take half of what is usable, all that the user said a fifth, and texts give way."""
+    """At the lower ceiling the files take half of what is usable, the words of the user a fifth, and texts give way."""
     played = await play(ceiling, 24, plans_ahead=plans_ahead)
     bases = {step.exchange: step.base for step in played.steps if step.relation == "volatile"}
     covered = [(epoch.depth, bases[epoch.exchange]) for epoch in played.engine.epochs if epoch.exchange in bases]

@@ -79,16 +79,14 @@ async def test_a_process_that_has_just_ended_by_itself_is_reaped_by_the_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a busy machine the loop looks at it late."""
-    watcher: Any = asyncio.ThreadedChildWatcher
-    may_look, wait = threading.Event(), watcher._do_waitpid
+    may_look, wait = threading.Event(), os.waitpid
 
-    def wait_late(*arguments: Any) -> None:
+    def wait_late(pid: int, options: int) -> tuple[int, int]:
         may_look.wait(LIMIT)
-        wait(*arguments)
+        return wait(pid, options)
 
-    monkeypatch.setattr(watcher, "_do_waitpid", wait_late)
-    monkeypatch.setattr(process, "_CLOSING_SECONDS", 0.0)
-    asyncio.get_running_loop().call_later(1.0, may_look.set)
+    monkeypatch.setattr(os, "waitpid", wait_late)  # `subprocess` has its own
+    asyncio.get_running_loop().call_later(3.0, may_look.set)
     ended = make_misbehaving("os._exit(3)")
     with pytest.raises(WorkerLost, match="IncompleteReadError"):
         await ended.start()

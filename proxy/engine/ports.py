@@ -187,8 +187,8 @@ class LogReader(Protocol):
     async def load_request(self, exchange: str) -> bytes:
         """Return the client's body, byte for byte, or its head if it was capped. Raises NotFound.
 
-        Where we hold the history, it is the whole request that this became, and a body in a content-encoding is decoded
-        (what the client sent: `load_held`).
+        Where we hold the history, or the provider, it is the whole request that this became, and a body in a
+        content-encoding is decoded (what the client sent: `load_held`).
         """
         ...
 

@@ -6,12 +6,14 @@ would, in requests of ours, too.
 """
 
 import json
+from functools import partialmethod
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from tests.support.engine import RecordingClient
 from tests.support.storing_responses import ReferringSession
 
@@ -33,6 +35,13 @@ def read_mode(client: RecordingClient) -> str:
 
 async def count_sessions(session: ReferringSession) -> int:
     return len(await session.talk.log.list_sessions())
+
+
+async def resolve_unwritten(
+    stored: StoredHistories, resolve: Any, asked: ReferringRequest, *, is_written: bool
+) -> ResolvedReferences:
+    found: ResolvedReferences = await resolve(stored, asked, is_written=False)
+    return found
 
 
 def list_inputs(session: ReferringSession) -> list[Any]:
@@ -138,8 +147,9 @@ async def test_nobody_gets_what_another_credential_has_stored(by: str) -> None:
 
 async def test_a_history_that_was_shortened_is_whole_again_once_that_is_taken_back() -> None:
     session = make(30_000, "response", size=600)
-    while session.counts["managed"] < 2:
-        await session.call()
+    for _ in range(80):
+        if session.counts["managed"] < 2:
+            await session.call()
     (epoch,) = await session.talk.log.list_epochs(session.talk.session)
     assert epoch.why == "soft"
     await session.talk.care.revert(session.talk.session, 1)
@@ -151,4 +161,27 @@ async def test_a_history_that_was_shortened_is_whole_again_once_that_is_taken_ba
     assert json.loads(await session.talk.log.load_sent(row.id, 0)) == sent
     await session.call()
     assert session.upstream.raws[-1] == session.sent and is_referring(session.sent)
+    await session.talk.close()
+
+
+async def test_what_was_recorded_by_ids_is_written_out_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make(8_000, "response")
+    with monkeypatch.context() as patch:  # as a log of an earlier version has them
+        patch.setattr(StoredHistories, "resolve", partialmethod(resolve_unwritten, StoredHistories.resolve))
+        await session.run(9)
+        assert all(is_referring(raw) for raw in session.upstream.raws[1:])
+    await session.run(5)
+    assert not is_referring(session.upstream.raws[-1])
+    assert (session.upstream.refusals, await count_sessions(session)) == ([], 1)
+    await session.talk.close()
+
+
+async def test_an_id_that_several_answers_have_is_not_written_out() -> None:
+    session = make(8_000, "response")
+    await session.run(3)
+    session.begin_anew()
+    await session.call()
+    client = await session.call()
+    assert session.upstream.raws[-1] == session.sent and is_referring(session.sent)
+    assert "the log has more than one response 'resp_1' of this client" in read_mode(client)
     await session.talk.close()

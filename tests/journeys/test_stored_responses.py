@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.journeys.provider import run_application
-from tests.journeys.running import Running, run_command, run_proxy
+from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.support.storing_responses import StoringResponses
 
 KEY = "sk-agent-0123456789"
@@ -45,8 +45,8 @@ class Agent:
     """An agent on the SDK, which has nothing of its history but the id of the last response."""
 
     def __init__(self) -> None:
-        self.last = ""
-        self.next: list[Any] = [{"role": "user", "content": "Mend the tests of the parser."}]
+        self.last = self.mode = ""
+        self.next: Any = "Mend the tests of the parser."
         self.steps = self.size = 0
 
     def step(self, proxy: Running, *, is_stream: bool = False) -> str:
@@ -62,6 +62,7 @@ class Agent:
             else:
                 raw = sdk.responses.with_raw_response.create(**asked)
                 response, session = raw.parse(), raw.headers["x-palimpsest-session"]
+                self.mode = raw.headers.get("x-palimpsest-mode", "")
         self.size += len(json.dumps(self.next)) + len(response.model_dump_json())
         self.last, self.next = response.id, []
         self.steps += 1
@@ -97,3 +98,14 @@ def test_a_chain_of_stored_responses_is_one_session_that_is_shortened(tmp_path: 
     listed = run_command("sessions", "--data", str(tmp_path)).stdout.decode()
     assert listed.count(session[:8]) == 1
     assert run_command("verify", "--data", str(tmp_path)).returncode == 0
+
+
+def test_what_was_erased_is_not_written_out_but_goes_on_at_the_provider(tmp_path: Path) -> None:
+    upstream, agent = StoringResponses(), Agent()
+    with run_provider(upstream) as url, run_proxy(tmp_path, url) as proxy:
+        session = [agent.step(proxy) for _ in range(5)][-1]
+        erased = run_command("erase", session, "--yes", "--data", str(tmp_path), "--admin-token", TOKEN)
+        assert (erased.returncode, agent.mode) == (0, "")
+        agent.step(proxy)
+        assert b"previous_response_id" in upstream.raws[-1] and upstream.refusals == []
+        assert "the log does not have all of response 'resp_5' (any more)" in agent.mode

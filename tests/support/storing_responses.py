@@ -1,10 +1,11 @@
 """A strict Responses API that stores its answers, and sessions of clients that refer to them by ids.
 
 Rule: as in `strict_responses`. What a request refers to is put in before the rules are applied; without `store` nothing
-is kept of an answer. `answered` are the ids of its responses, and `written` counts requests that refer to nothing.
+is kept of an answer.
 """
 
 import json
+from itertools import count
 from typing import Any
 
 from proxy.engine.ports import RequestBody
@@ -14,8 +15,6 @@ from tests.support.managing import Message
 from tests.support.response_sessions import ResponseSession
 from tests.support.strict_responses import Item, StrictResponses, read_answer
 from tests.support.strict_upstream import Check, Member
-
-USER_WORDS = "Mend the tests of the parser, one module after the other."
 
 
 class StoringResponses(StrictResponses):
@@ -27,6 +26,12 @@ class StoringResponses(StrictResponses):
         self.hides_reasoning = hides_reasoning  # what is encrypted is not told, so that only the provider has it
         self._chains: dict[str, list[Item]] = {}
         self._items: dict[str, Item] = {}
+
+    def number_anew(self) -> None:
+        """Give the next responses the ids of the first ones."""
+        self._numbers = count(1)
+        self._made.clear()
+        self._needed.clear()
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
         assert isinstance(body, bytes)
@@ -82,7 +87,6 @@ class ReferringSession(ResponseSession):
 
     def __init__(self, ceiling: int, by: str, *, hides_reasoning: bool = False, **options: Any) -> None:
         self.by, self.last, self.since, self.hides = by, "", 0, hides_reasoning
-        self.counted_from = 0
         super().__init__(ceiling, **options)
 
     def make_upstream(self, check: Check, member: Member, seed: int) -> StoringResponses:
@@ -103,6 +107,12 @@ class ReferringSession(ResponseSession):
         at = len(self.history) + len(message["output"])
         super().go_on(message)
         self.last, self.since = message["id"], at
+
+    def begin_anew(self) -> None:
+        """Begin another conversation, at a provider that numbers its responses from one on again."""
+        self.upstream.number_anew()
+        self.history = [*self.begin(), {"role": "user", "content": "Now look at the printer instead."}]
+        self.last, self.since = "", 0
 
     def _refer(self, item: Message) -> Message:
         is_answered = bool(item.get("id"))

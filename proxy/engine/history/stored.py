@@ -20,7 +20,7 @@ from proxy.engine.reports.conversation import list_raws
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import CONVERSATION, ClientRequest, Mode, SessionKey
-from proxy.model.lineage import compute_chain_root
+from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.wire.body import SplitBody, replace_member, split_body
@@ -78,13 +78,14 @@ class _WrittenBody(NamedTuple):
 class _StoredAnswer(NamedTuple):
     """An answer in the log: its items by their ids, and of these the ones of which only the provider has the content.
 
-    `id` is that of its response. `is_own`: it was made for the client's own request.
+    `proofs` are the forms of its items and the node of its end, by the names of their marks. `is_own`: it was made for
+    the client's own request.
     """
 
     exchange: str
-    id: str
     items: Mapping[str, bytes]
     lacking: frozenset[str]
+    proofs: Mapping[str, bytes]
     is_own: bool
 
 
@@ -214,20 +215,27 @@ class StoredHistories:
         return raws
 
     async def _find(self, form: Format, session: SessionKey, name: str) -> _StoredAnswer:
-        """Return the answer with this mark. Raises Unheld."""
-        key = session.tenant, session.upstream, name
-        if (found := self._answers.get(key)) is not None:
-            return found
-        for each in await self._lineage.find_bearers(session, name):
-            async for stored in self._read_back(form, each):
-                self._keep(session, stored)
-                if (found := self._answers.peek(key)) is not None:
-                    return found
+        """Return the answer with this mark. Raises Unheld unless just one has it."""
         kind, _, id = name.partition(":")
-        raise Unheld(f"the log has no {kind} {id[:100]!r} of this client")
+        bearers = await self._lineage.find_bearers(session, name)
+        proofs = {mark.node if kind == "response" else mark.form for _, mark in bearers}
+        if len(proofs) != 1:
+            raise Unheld(f"the log has {'more than one' if proofs else 'no'} {kind} {id[:100]!r} of this client")
+        key = session.tenant, session.upstream, name
+        found = self._answers.get(key) or await self._search(form, bearers[0][0], key)
+        if found is None or found.proofs[name] not in proofs:
+            raise Unheld(f"the log does not have all of {kind} {id[:100]!r} (any more)")
+        return found
+
+    async def _search(self, form: Format, session: SessionKey, key: _Name) -> _StoredAnswer | None:
+        async for stored in self._read_back(form, session):
+            self._keep(session, stored)
+            if (found := self._answers.peek(key)) is not None:
+                return found
+        return None
 
     def _keep(self, session: SessionKey, stored: _StoredAnswer) -> None:
-        for name in (*(f"item:{id}" for id in stored.items), f"response:{stored.id}", stored.exchange):
+        for name in (*stored.proofs, stored.exchange):
             self._answers.put((session.tenant, session.upstream, name), stored)
 
     async def _read_back(self, form: Format, session: SessionKey) -> AsyncIterator[_StoredAnswer]:
@@ -257,7 +265,10 @@ class StoredHistories:
             return None
         items = {_read_id(raw) or f"#{place}": raw for place, raw in enumerate(answer.messages)}
         lacking = frozenset([id for id, raw in items.items() if _is_bare(form, raw)])
-        return _StoredAnswer(row.id, answer.id, items, lacking, last.plan is None or last.plan.rung == "original")
+        forms = [form.reader.read_item(raw).form for raw in answer.messages]
+        proofs = {f"item:{id}": each for id, each in zip(items, forms, strict=True)}
+        proofs[f"response:{answer.id}"] = extend_chain(row.tip, forms)[-1] if forms else row.tip
+        return _StoredAnswer(row.id, items, lacking, proofs, last.plan is None or last.plan.rung == "original")
 
 
 def _refers(asked: ReferringRequest, previous: str) -> bool:

@@ -102,11 +102,12 @@ class LineageTracker:
                     return each.removeprefix(_ANSWERED)
         return ""
 
-    async def find_bearers(self, session: SessionKey, name: str) -> list[SessionKey]:
-        """Return the sessions of this tenant and upstream with a message that has this name."""
+    async def find_bearers(self, session: SessionKey, name: str) -> list[tuple[SessionKey, CallFingerprint]]:
+        """Return the sessions of this tenant and upstream with a message that has this name, each with its mark."""
         name = name_mark(name)
         await self._recall_marks(session, [name], 0.0)
-        return [known.key for known in self.index.find_by_mark(session.tenant, session.upstream, name)]
+        bearers = self.index.find_by_mark(session.tenant, session.upstream, name)
+        return [(known.key, known.marks[name]) for known in bearers]
 
     async def resolve_references(self, session: SessionKey, messages: Messages, until: float = 0.0) -> Messages:
         """Return the messages with the forms of stored items in place of the references to them."""

@@ -59,7 +59,7 @@ _LIST_HELD = """
     SELECT e.id, h.history, h.key, h.digest FROM session s JOIN exchange e ON e.session = s.id
     JOIN held h ON h.exchange = e.seq WHERE s.key = ? AND h.history <> '' ORDER BY e.n DESC LIMIT ?"""
 
-# where the client's own bytes were sent, those are in `held` if they came in a content-encoding
+# where the client's own bytes were sent, those are in `held` if they came in a content-encoding, or with references
 _SENT = """
     SELECT s.tenant, coalesce(r.envelope, h.envelope, e.envelope), coalesce(r.tip, h.tip, e.tip)
     FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq

@@ -69,3 +69,14 @@ def test_no_page_scrolls_sideways(browser: Browser, site: Running, width: int) -
         found[view] = watched.page.evaluate("document.documentElement.scrollWidth")
     assert {view: wide for view, wide in found.items() if wide > width} == {}
     watched.check()
+
+
+def test_what_a_call_loads_late_moves_nothing(browser: Browser, site: Running) -> None:
+    watched = watch(browser, site.origin, TOKEN, width=390)
+    watched.page.add_init_script(SHIFTS)
+    watched.page.route("**/-/api/sessions/**", answer_late)  # each one behind the last, after the page is seen
+    watched.open(list_views(site)["call"])
+    expect(watched.page.locator(".cmp-row").first).to_be_visible(timeout=60_000)
+    settle(watched.page)
+    assert sum(watched.page.evaluate("window.shifts")) < 0.001
+    watched.check()

@@ -69,8 +69,8 @@ def test_it_serves_its_page_until_it_is_stopped_and_leaves_nothing(tmp_path: Pat
         told.append(line)
         if line.startswith("Ctrl-C"):
             break
-    [command] = [line.strip() for line in told if line.startswith("  palimpsest sessions --data ")]
-    listed = run_command(*command.split()[1:])
+    [command] = [line.strip() for line in told if "palimpsest sessions --data " in line]
+    listed = subprocess.run(command.split(), capture_output=True, check=True)  # as it stands there, on PATH or not
     assert b"Customers of the" in listed.stdout
     assert "no epoch: the session stayed short" in "".join(told)
     demo.send_signal(signal.SIGINT)

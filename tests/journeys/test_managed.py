@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from proxy.cli.formatting import CAUSES
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.messages import LEDGER_HEAD
 from proxy.upstream.tokenizer import CountingTokenizer
@@ -228,11 +229,11 @@ def test_a_run_tells_of_its_epochs_and_what_it_came_to(tmp_path: Path, history: 
         options = ("--upstream", f"http://127.0.0.1:{port}/v1", "--data", data, "--ceiling", "6000")
         done = run_command("run", *options, "--", sys.executable, "-c", GROW, str(file))
     assert done.returncode == 0, done.stderr
-    _, *notices, last = done.stderr.decode().splitlines()
+    _, connected, *notices, last = done.stderr.decode().splitlines()
+    assert connected.startswith(f"palimpsest: {sys.executable} runs through http://127.0.0.1:")
     assert notices
-    assert [
-        line for line in notices if not re.match(r"palimpsest: compacted [\d,]+ to [\d,]+ tokens \(\w+\)$", line)
-    ] == []
+    notice = rf"palimpsest: compacted [\d,]+ to [\d,]+ tokens: (?:{'|'.join(CAUSES.values())})"
+    assert [line for line in notices if not re.fullmatch(notice, line)] == []
     found = re.fullmatch(
         r"palimpsest: (\d+) calls; ([\d,]+) tokens sent, [\d,]+ received; (\d+) epochs; (\w+) .+", last
     )

@@ -15,7 +15,7 @@ from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.messages import LEDGER_HEAD
-from tests.support.compacting import Workshop, fail, give_report, in_time, list_reports, say
+from tests.support.compacting import REPORT, Workshop, fail, give_report, in_time, list_reports, say
 from tests.support.engine import ScriptedResponse
 from tests.support.managing import make_history
 from tests.support.manual_compaction import STEPS, carry, compact, go_on, load_newest, make_manual_compaction
@@ -162,10 +162,13 @@ async def test_a_better_one_is_made_when_a_model_can_be_asked_again(shop: Worksh
     await carry(shop)
     lesser = await compact(shop, level=3)
     shop.context.add_summary(replace(lesser.summaries[0], is_provisional=True))
+    longer = "".join(f"- Point {n} of what was done, and why it was done so.\n" for n in range(12))
+    shop.model.summarise = lambda body: say(f"{REPORT}{longer}", sent=len(body) // 4)
     better = await compact(shop)
     assert [(each.level, each.supersedes) for each in better.summaries] == [(1, (lesser.summaries[0].id,))]
     assert better.epoch is None  # for it would add to what is sent
-    assert better.tokens == lesser.epoch.tokens_after if lesser.epoch else 0
+    assert lesser.epoch is not None
+    assert better.tokens == lesser.epoch.tokens_after
     assert better.reason == "no epoch was opened: the request would get no shorter; the next epoch shows the summary"
 
 

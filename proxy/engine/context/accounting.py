@@ -148,8 +148,9 @@ def tell_preamble(bus: EngineBus, state: RequestState) -> str:
 
 
 def tell_failure(bus: EngineBus, state: RequestState, rung: Rung, error: Exception) -> None:
-    """Tell of a fallback level that failed."""
-    problem = f"{type(error).__name__}: {error}"
+    """Tell of a fallback level that failed. What was only late is told in its own words."""
+    is_late = isinstance(error, TimeoutError) and str(error)
+    problem = str(error) if is_late else f"{type(error).__name__}: {error}"
     _log.warning(
         "fallback level %r failed: %s; trying the next one",
         rung,

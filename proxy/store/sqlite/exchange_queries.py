@@ -185,13 +185,13 @@ _IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 _HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
 _TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
 # A listed session has at least one exchange that counts as a call. A passthrough counts if its status was 2xx and it
-# names a session or is a POST.
+# names a session: else each file, picture and counting of tokens would be listed as a session of its own.
 _CALLED = f"""
     EXISTS (SELECT 1 FROM exchange x JOIN session y ON y.id = x.session WHERE x.session = {{session}} AND (
         x.kind IN ('auxiliary', 'recorded')
         OR x.kind = 'managed' AND NOT EXISTS (
             SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status IN ({_TURNED_AWAY}))
-        OR x.kind = 'passthrough' AND (y.family <> '' OR x.method = 'POST') AND EXISTS (
+        OR x.kind = 'passthrough' AND y.family <> '' AND EXISTS (
             SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status BETWEEN 200 AND 299)))"""
 _LATEST_OF_FEW = """
     SELECT s.id, (SELECT e.seq FROM exchange e WHERE e.session = s.id ORDER BY e.n DESC LIMIT 1) AS seq

@@ -57,7 +57,7 @@ def is_called(tables: Tables, session: str) -> bool:
         if opening.kind != "passthrough":
             is_call = opening.kind == "auxiliary" or not statuses & TURNED_AWAY
         else:
-            is_call = is_answered and (is_named or opening.method == "POST")
+            is_call = is_answered and is_named
         if is_call:
             return True
     return False

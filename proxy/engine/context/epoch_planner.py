@@ -43,7 +43,8 @@ _JSON = "[This conversation asks for its answers as JSON.]"
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 # A plan lasts until one message is new for each so many that it was made of, if it replaces anything and that pays, or
-# else for each so few. Below twice as many messages each step of an agent has its own plan, if it replaces anything.
+# else for each so few. Below twice as many messages each step has its own plan: which calls have one must not depend on
+# how quickly plans are made.
 _LASTING, _LASTING_BARE = 256, 20
 
 _MESSAGE_WEIGHT = 600
@@ -148,8 +149,8 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         fresh = len(request.nodes) - len(self.nodes)
         if self.drafting.done() and not self.is_ready:
             return not fresh
-        is_bare = not self.through or (is_unpaid and len(self.nodes) >= 2 * _LASTING)
-        share = _LASTING_BARE if self.is_ready and is_bare else _LASTING
+        is_ready = self.is_ready and len(self.nodes) >= 2 * _LASTING
+        share = _LASTING_BARE if is_ready and (is_unpaid or not self.through) else _LASTING
         return fresh * share <= len(self.nodes)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:

@@ -109,7 +109,9 @@ def travel(client: Client, programs: Sequence[Path], root: Path, name: str, way:
             proxy = stack.enter_context(_run_proxy(data, f"{upstream.origin}/v1", way.options))
             origin = proxy.running.origin
             upstream.trials[way.kills_proxy] = Trial(lambda: proxy.crash(upstream.recording[-1].body, mark), cuts=True)
-        upstream.trials[way.kills_client] = Trial(lambda: _signal_marked(mark, signal.SIGKILL), cuts=True)
+            upstream.trials[way.kills_client] = Trial(
+                lambda: proxy.desert(upstream.recording[-1].body, mark), cuts=True
+            )
         if way.meter is not None:
             upstream.trials[way.narrows[0]] = Trial(partial(setattr, way.meter, "window", way.narrows[1]))
         upstream.trials.pop(0, None)  # what waits for no part
@@ -135,10 +137,7 @@ class _Proxy:
 
         Its clients, known by a mark, stand still meanwhile: what calls again finds it, however slow the machine is.
         """
-        until = time.monotonic() + _PROXY_SECONDS
-        while not has_call(self.data, body):
-            assert time.monotonic() < until, "the call is not in the log"
-            time.sleep(_LOOK_SECONDS)
+        self._wait_for_call(body)
         _signal_marked(mark, signal.SIGSTOP)
         try:
             self.running.kill()
@@ -146,6 +145,20 @@ class _Proxy:
             self.running = start_proxy(self.data, self.upstream, *self.options, "--port", port)
         finally:
             _signal_marked(mark, signal.SIGCONT)
+
+    def desert(self, body: bytes, mark: bytes) -> None:
+        """Kill its clients while it waits for the answer to this body, until it has given the call up.
+
+        An answer before that would be an end of the call, too: which of them comes first would be up to chance.
+        """
+        _signal_marked(mark, signal.SIGKILL)
+        self._wait_for_call(body, is_ended=True)
+
+    def _wait_for_call(self, body: bytes, *, is_ended: bool = False) -> None:
+        until = time.monotonic() + _PROXY_SECONDS
+        while not has_call(self.data, body, is_ended=is_ended):
+            assert time.monotonic() < until, "the call is not in the log"
+            time.sleep(_LOOK_SECONDS)
 
 
 @contextlib.contextmanager

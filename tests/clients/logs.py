@@ -53,16 +53,21 @@ def read_log(data: Path) -> Log:
     return asyncio.run(_read_log(data))
 
 
-def has_call(data: Path, sent: bytes) -> bool:
-    """Whether the newest call of a session in the log, which a server may be writing, was sent as this."""
-    return asyncio.run(_has_call(data, sent))
+def has_call(data: Path, sent: bytes, *, is_ended: bool = False) -> bool:
+    """Whether the newest call of a session in the log, which a server may be writing, was sent as this.
+
+    `is_ended`: and is no longer waited for.
+    """
+    return asyncio.run(_has_call(data, sent, is_ended))
 
 
-async def _has_call(data: Path, sent: bytes) -> bool:
+async def _has_call(data: Path, sent: bytes, is_ended: bool) -> bool:
     log = open_log(load_settings(None, {"data": data}))
     try:
         for session in await log.list_sessions(_MOST):
             newest = (await log.list_exchanges(session.id))[-1]
+            if is_ended and not newest.rounds:
+                continue
             with contextlib.suppress(NotFound):
                 if await log.load_sent(newest.id, max(0, len(newest.rounds) - 1)) == sent:
                     return True

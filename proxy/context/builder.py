@@ -65,13 +65,13 @@ from proxy.context.tool_outputs import (
 from proxy.context.user_messages import (
     HEADS_SHARE,
     WHOLE_SHARE,
-    MessageForms,
-    UserMessageForm,
+    UserForms,
     choose_older_forms,
     find_bare,
+    find_shortest,
     fit_message,
-    list_newest_forms,
-    list_older_forms,
+    list_shortened,
+    list_user_forms,
     name_words,
     prune_led,
 )
@@ -102,6 +102,8 @@ _TARGETS = (0.7, 0.5, 0.3)
 _LEDGER_LEAST, _LEDGER_NEXT = 0.04, 0.1
 # Messages of the assistant above this share of the usable tokens are trimmed before all else.
 _GIANT_SHARE = 0.2
+# The user's second newest turn shows more than one of its forms, with notes, where it has so many tokens more.
+_LEAST_MORE = 100
 # Texts and values above this size are trimmed when protection gives way: a share of the usable tokens, at least so many
 # tokens, and the tokens at the last level.
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
@@ -136,14 +138,6 @@ _LAST_LEVELS = (
     (_ProtectionLevel(0, 0.0, is_bare=True), _LONG_LAST),
     (_ProtectionLevel(0, 0.0, 0.0, is_bare=True), _LONG_LAST),
 )
-
-
-class _UserForms(msgspec.Struct, frozen=True, gc=False):
-    """The forms of the user's older turns, and of the second newest; and what replaces large messages, by place."""
-
-    older: MessageForms
-    second: MessageForms
-    large: Mapping[int, ReplacedMessage] = {}
 
 
 class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
@@ -199,21 +193,17 @@ class ContextBuilder:
             if plan := plan_snapshot(view, index, self._policy, self._count, self.build, prune=self._prune_led):
                 return plan
             view = without_memory(view)
-        older = list_older_forms(view, index, self._count, parse=self._parse)
-        words = _UserForms(older, list_newest_forms(view, index, self._count, parse=self._parse))
+        words = list_user_forms(view, index, self._count, parse=self._parse)
         shown = self._show_all_new(view, index, words)
         return shown or self._fit(view, *self._replace_large(view, index, words), "plan")
 
     def minimal(self, view: PlanRequest) -> ContextPlan:
         """Plan a minimal epoch in time linear in the messages' text. Its ledger describes steps but quotes no lines."""
         index = index_conversation(view, self._policy, extract_features_without_identifiers)
-        words = _UserForms(
-            list_older_forms(view, index, self._count, has_blocks=False),
-            list_newest_forms(view, index, self._count, has_blocks=False),
-        )
+        words = list_user_forms(view, index, self._count, has_blocks=False)
         return self._fit(view, *self._replace_large(view, index, words), "minimal")
 
-    def _show_all_new(self, view: PlanRequest, index: ConversationIndex, words: _UserForms) -> ContextPlan | None:
+    def _show_all_new(self, view: PlanRequest, index: ConversationIndex, words: UserForms) -> ContextPlan | None:
         """Return the plan in which all messages that were never sent stay.
 
         Return None if these are no more than the unanswered ones, or if the plan leaves too little room to go on.
@@ -228,7 +218,7 @@ class ContextBuilder:
         draft = self._draft(view, shown, _LEVELS[0], kept, "plan", most=_FULL * view.budget.usable)
         return make_plan(view, shown, draft, "plan")
 
-    def _fit(self, view: PlanRequest, index: ConversationIndex, words: _UserForms, rung: Rung) -> ContextPlan:
+    def _fit(self, view: PlanRequest, index: ConversationIndex, words: UserForms, rung: Rung) -> ContextPlan:
         """Return the plan of the first level of protection that leaves enough room to go on and for a ledger."""
         usable = view.budget.usable
         freed = _TARGETS[min(view.depth, len(_TARGETS) - 1)] * usable
@@ -254,7 +244,7 @@ class ContextBuilder:
         return make_plan(view, index, self._give_up(view, index, words, freed, rung), rung, wished)
 
     def _give_up(
-        self, view: PlanRequest, index: ConversationIndex, words: _UserForms, most: float, rung: Rung
+        self, view: PlanRequest, index: ConversationIndex, words: UserForms, most: float, rung: Rung
     ) -> PlanDraft:
         """Return a draft at the last levels in which messages are replaced until `most` tokens are left."""
         usable = view.budget.usable
@@ -274,7 +264,7 @@ class ContextBuilder:
         self,
         view: PlanRequest,
         index: ConversationIndex,
-        words: _UserForms,
+        words: UserForms,
         level: _ProtectionLevel,
         *,
         most: float,
@@ -293,33 +283,36 @@ class ContextBuilder:
         draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
         marked, tokens = dict(draft.marked), draft.tokens
         for i, forms in words.second.items() if level.is_bare else ():
-            spoken, shortest = find_spoken(index, i), forms[-1]
+            spoken, shortest = find_spoken(index, i), find_shortest(forms, level.floor * view.budget.usable)
             place = spoken[0] if spoken else index.steps[i].start
             before = count_saved_tokens(index, {place: marked[place]} if place in marked else {}, self._count)
             now = index.steps[i].tokens - before
             left = max(shortest.tokens, now - (view.head + tokens - most))
             if left >= now or not shortest.edits:
                 continue
-            if not spoken and can_be_cut(index, place):
+            form = next((each for each in forms if each.tokens <= left), shortest)
+            if not spoken and can_be_cut(index, place) and left - form.tokens >= _LEAST_MORE:
                 marked[place] = self._fit_message(view, index, place, left)
             else:
-                marked |= _list_shortened([next((form for form in forms if form.tokens <= left), shortest)])
+                marked |= list_shortened([form])
             tokens -= count_saved_tokens(index, {place: marked[place]}, self._count) - before
         return msgspec.structs.replace(kept, marked=marked, tokens=tokens)
 
     def _keep(
-        self, view: PlanRequest, index: ConversationIndex, words: _UserForms, level: _ProtectionLevel
+        self, view: PlanRequest, index: ConversationIndex, words: UserForms, level: _ProtectionLevel
     ) -> _KeptMessages:
         """Return the messages that stay at a level in any case."""
         least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
-        older = choose_older_forms(view, index, words.older, least, share=level.users, floor=level.floor)
+        older = choose_older_forms(
+            view, index, words.older, least, share=level.users, floor=level.floor, pasted=words.pasted
+        )
         room = level.users * (WHOLE_SHARE + HEADS_SHARE) * view.budget.usable
         older, answers = keep_pairs(index, older, least, room)
         second = [find_bare(forms) for forms in words.second.values()] if level.is_bare else ()
         staying = add_paired(index, least, index.newest | index.fixed | answers | {each.step for each in older.shown})
         closed = frozenset(output for _, output in index.pairs if output < least) - staying
         pruned = self._prune_led(view, index, [i for i in staying if i < least])
-        marked = {**words.large, **pruned, **_list_shortened((*older.shown, *second))}
+        marked = {**words.large, **pruned, **list_shortened((*older.shown, *second))}
         tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
         cut = {each.step: index.steps[each.step].tokens - each.tokens for each in older.shown if each.is_cut}
         missing = dict.fromkeys(staying, 0) | cut
@@ -448,19 +441,19 @@ class ContextBuilder:
         return tail, marked
 
     def _replace_large(
-        self, view: PlanRequest, index: ConversationIndex, words: _UserForms
-    ) -> tuple[ConversationIndex, _UserForms]:
+        self, view: PlanRequest, index: ConversationIndex, words: UserForms
+    ) -> tuple[ConversationIndex, UserForms]:
         """Return the index, and the forms, with what replaces messages that are too large to be sent whole."""
         index, words = self._replace(index, words, self._cut_new(view, index, words))
         return self._replace(index, words, self._outline_large(view, index))
 
     def _replace(
-        self, index: ConversationIndex, words: _UserForms, large: Mapping[int, ReplacedMessage]
-    ) -> tuple[ConversationIndex, _UserForms]:
+        self, index: ConversationIndex, words: UserForms, large: Mapping[int, ReplacedMessage]
+    ) -> tuple[ConversationIndex, UserForms]:
         words = msgspec.structs.replace(words, large={**words.large, **large})
         return replace_messages(index, large, self._count), words
 
-    def _cut_new(self, view: PlanRequest, index: ConversationIndex, words: _UserForms) -> dict[int, ReplacedMessage]:
+    def _cut_new(self, view: PlanRequest, index: ConversationIndex, words: UserForms) -> dict[int, ReplacedMessage]:
         """Return what replaces the largest of the new messages if they do not fit below the ceiling.
 
         These are the user's newest turn and what no model has seen. The others stay whole. Beside them there is room
@@ -491,7 +484,7 @@ class ContextBuilder:
         return {place: self._cut(view, index, place, most) for place in sorted(loose) if tokens[place] > most}
 
     def _count_words(
-        self, view: PlanRequest, index: ConversationIndex, words: _UserForms, must: Collection[int]
+        self, view: PlanRequest, index: ConversationIndex, words: UserForms, must: Collection[int]
     ) -> float:
         """Count the tokens that the user's words need at the least, without those of the steps that `must` stay."""
         older = choose_older_forms(view, index, words.older, len(index.steps), share=0.0)
@@ -583,7 +576,3 @@ def _is_led(index: ConversationIndex, step: int) -> bool:
     places, start = index.steps[step].places, index.messages[index.steps[step].start]
     is_led = start.structure.is_leading or step in index.linked
     return is_led or bool(find_spoken(index, step)) or not index.begun.isdisjoint(places)
-
-
-def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:
-    return {edit.place: ReplacedMessage(edit, each.references) for each in shown for edit in each.edits}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from math import ceil
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -85,20 +86,34 @@ class OlderMessages(msgspec.Struct, frozen=True, gc=False):
     spare: float = 0.0
 
 
-def list_older_forms(
+class UserForms(msgspec.Struct, frozen=True, gc=False):
+    """The forms of the user's older turns, and of the second newest, and what replaces large messages, by place.
+
+    `pasted` are the tokens of pasted blocks in the newest turns, by step.
+    """
+
+    older: MessageForms
+    second: MessageForms
+    pasted: Mapping[int, int] = {}
+    large: Mapping[int, ReplacedMessage] = {}
+
+
+def list_user_forms(
     view: PlanRequest,
     index: ConversationIndex,
     count: Count,
     *,
     has_blocks: bool = True,
     parse: OutlineParser | None = None,
-) -> MessageForms:
-    """Return the forms of each user turn, except for the newest turns and those that must stay.
+) -> UserForms:
+    """Return the forms of each user turn, except for the last one and those that must stay.
 
     Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
-    older = {i for i in index.users if i not in index.newest and i not in index.fixed}
-    return _list_forms(view, index, older, index.users if has_blocks else None, count=count, parse=parse)
+    make, newest = partial(_list_forms, view, index, count=count, parse=parse), find_last_turn(index)
+    older = make(set(index.users) - index.newest - index.fixed, index.users if has_blocks else None)
+    second = make(index.newest - newest - index.fixed, newest if has_blocks else None)
+    return UserForms(older, second, _count_pasted(index, index.newest, count) if has_blocks else {})
 
 
 def choose_older_forms(
@@ -109,15 +124,19 @@ def choose_older_forms(
     *,
     share: float = 1.0,
     floor: float = WHOLE_SHARE,
+    pasted: Mapping[int, int] = MappingProxyType({}),
 ) -> OlderMessages:
     """Choose the form of each turn before the step `least`; `share` is the part of their budgets that they may use.
 
-    All words of the user, the newest included, may have `floor` of the usable tokens in any case. A block that was left
-    out because newer turns repeat it is sent again where none of these is sent, if there is room for it.
+    All turns of the user, the newest included, may have `floor` of the usable tokens in any case. Where all their words
+    fit into that, the tokens that are `pasted` in newer turns, by step, do not count. A block that was left out because
+    newer turns repeat it is sent again where none of these is sent, if there is room for it.
     """
     older, usable = {i: each for i, each in forms.items() if i < least}, view.budget.usable
     newer = {i for i in index.users if i not in older}
     left = floor * usable - sum(index.steps[i].tokens for i in newer)
+    if sum(find_bare(each).tokens for each in older.values()) <= (words := left + sum(pasted.get(i, 0) for i in newer)):
+        left = words
     rooms = max(share * WHOLE_SHARE * usable, left), share * HEADS_SHARE * usable
     levels = _choose_levels(older, rooms)
     own = max((i for i in index.users if not index.steps[i].has_calls), default=-1)
@@ -133,23 +152,26 @@ def choose_older_forms(
     return OlderMessages(shown, max(0.0, sum(rooms) - sum(each.tokens for each in shown)))
 
 
-def list_newest_forms(
-    view: PlanRequest,
-    index: ConversationIndex,
-    count: Count,
-    *,
-    has_blocks: bool = True,
-    parse: OutlineParser | None = None,
-) -> MessageForms:
-    """Return the forms of the newest turns except for the last; `has_blocks` is as in `list_older_forms`."""
-    newest = find_last_turn(index)
-    second = index.newest - newest - index.fixed
-    return _list_forms(view, index, second, newest if has_blocks else None, count=count, parse=parse)
+def _count_pasted(index: ConversationIndex, steps: Iterable[int], count: Count) -> dict[int, int]:
+    """Return the tokens of the pasted blocks of each of these turns that has any."""
+    blocks = {i: _list_blocks(index.messages[index.steps[i].start].message, count) for i in steps if i in index.users}
+    return {i: sum(each.tokens for each in found) for i, found in blocks.items() if found}
 
 
 def find_bare(forms: Sequence[UserMessageForm]) -> UserMessageForm:
     """Return the shortest form of a turn that has all of its prose."""
     return next(form for form in reversed(forms[:_CUT_LEVEL]) if not form.is_cut)
+
+
+def find_shortest(forms: Sequence[UserMessageForm], room: float) -> UserMessageForm:
+    """Return the shortest form of a turn, but one with all of its prose where this is not long for `room` tokens."""
+    bare = find_bare(forms)
+    return bare if bare.tokens <= _LONGEST_SHARE * room else forms[-1]
+
+
+def list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:
+    """Return what replaces the messages of these turns, by place."""
+    return {edit.place: ReplacedMessage(edit, each.references) for each in shown for edit in each.edits}
 
 
 def _restore_blocks(
@@ -253,10 +275,10 @@ _GAP, _LONG_GAP = "… […] …", "\n[… the middle of what the user said is l
 
 
 def _fit_ends(text: str, room: float, count: Count) -> str:
-    """Return the beginning and the end of a text in at most `room` tokens."""
+    """Return the beginning and the end of a text in at most `room` tokens, but no less than its shortest ends."""
     cut, most = text, len(text)
-    while (tokens := count(cut)) > room and most:
-        most = int(most * max(0.0, min(0.95, room / tokens)))
+    while (tokens := count(cut)) > room and most > _HEAD_LENGTHS[-1]:
+        most = max(_HEAD_LENGTHS[-1], int(most * min(0.95, room / tokens)))
         cut = _cut_to_ends(text, most, _LONG_GAP)
     return cut
 

@@ -15,8 +15,7 @@ from proxy.context.user_messages import (
     choose_older_forms,
     find_bare,
     fit_message,
-    list_newest_forms,
-    list_older_forms,
+    list_user_forms,
 )
 from proxy.context.user_rules import NewerLines
 from tests.support.views import RawMessage, act, count, result, said, see, user, view
@@ -26,7 +25,7 @@ POLICY = BuilderPolicy()
 
 
 def spell(seen: PlanRequest) -> MessageForms:
-    return list_older_forms(seen, index_conversation(seen, POLICY, extract_features), count)
+    return list_user_forms(seen, index_conversation(seen, POLICY, extract_features), count).older
 
 
 def show(messages: list[RawMessage], room: float) -> list[UserMessageForm]:
@@ -343,23 +342,23 @@ def test_pins_and_the_newest_are_not_among_them() -> None:
 
 def test_what_would_be_no_shorter_stays_as_it_is() -> None:
     seen = view(write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third"), 10_000)
-    forms = list_older_forms(seen, index_conversation(seen, POLICY, extract_features), lambda text: 10**5)
+    forms = list_user_forms(seen, index_conversation(seen, POLICY, extract_features), lambda text: 10**5).older
     assert {shown.edits for shown in forms[0]} == {()}
 
 
 def test_of_the_newest_turns_all_but_the_very_newest_can_be_shortened() -> None:
     texts = ("one", f"Task two\n{RULES}\n{LOG}", f"Task three\n{RULES}")
     seen = view(write(*texts), 10_000)
-    forms = list_newest_forms(seen, index_conversation(seen, POLICY, extract_features), count)
+    forms = list_user_forms(seen, index_conversation(seen, POLICY, extract_features), count).second
     assert list(forms) == [2]
     _, whole, bare, head, short = (shown.edits[0].text for shown in forms[2])
     assert whole == bare and find_bare(forms[2]) == forms[2][2]
     assert "[… 12 lines left out" in whole and "600 lines that the user pasted" in whole
     assert whole.startswith("Task two\n") and head.startswith("Task two\n") and len(head) > len(short)
     pinned = msgspec.structs.replace(seen, pinned=frozenset([3]))
-    assert list_newest_forms(pinned, index_conversation(pinned, POLICY, extract_features), count) == {}
+    assert list_user_forms(pinned, index_conversation(pinned, POLICY, extract_features), count).second == {}
     silent = view([], 10_000)
-    assert list_newest_forms(silent, index_conversation(silent, POLICY, extract_features), count) == {}
+    assert list_user_forms(silent, index_conversation(silent, POLICY, extract_features), count).second == {}
 
 
 def fit(text: str, room: float, parse: OutlineParser | None = None) -> str:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.model.epoch import Replaced
@@ -139,6 +139,7 @@ _pastes = st.builds(
 
 
 @pytest.mark.no_cover
+@example([Pasted("log", 0)] * 5 + [Pasted("log", 400, is_fenced=False), Pasted("log", 400)], 8_000)
 @examples(15)
 @given(st.lists(_pastes, min_size=6, max_size=30), st.sampled_from(CEILINGS))
 def test_prose_at_both_ends_of_any_paste_stays(pastes: list[Pasted], ceiling: int) -> None:

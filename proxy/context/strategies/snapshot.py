@@ -25,7 +25,7 @@ from proxy.context.memory.bundle import render_turns
 from proxy.context.memory.traces import TraceSource, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
-from proxy.context.user_messages import list_newest_forms
+from proxy.context.user_messages import list_shortened, list_user_forms
 from proxy.context.user_rules import render_unsent_rules
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
@@ -152,10 +152,10 @@ def _shorten_newest(
 ) -> dict[int, ReplacedMessage]:
     """Return what replaces those of the user's newest turns that would leave too little room, by place."""
     room, marked = _CURRENT_SHARE * _TAIL_SHARE * view.budget.soft, dict[int, ReplacedMessage]()
-    for i, forms in list_newest_forms(view, index, count).items():
+    for i, forms in list_user_forms(view, index, count).second.items():
         if i in steps:
             chosen = next((form for form in forms if form.tokens <= room), forms[-1])
-            marked |= {edit.place: ReplacedMessage(edit, chosen.references) for edit in chosen.edits}
+            marked |= list_shortened([chosen])
     return marked
 
 

@@ -19,6 +19,8 @@ parser: Any = importlib.import_module("re._parser")
 GENERIC = (*" \t\n\r<[(\"'`a1A#>-/.:=_{|*\\\u6587\u0e01\u00e9", "\r\n", "#\n", "ab ", "> a.", "a/", "a.b", '["', "a, ")
 """Pumps that every pattern meets, whatever it names."""
 BLANKS, RUNS = (" ", "\n"), "a \u6587-"
+LONG_RUN, SHORT_RUN = 2000, 100
+"""Characters of long runs, which end before the bound of a repetition, and of those that they are compared with."""
 ENDS = ("", "\x01!")
 SCREENED, SHORT, LONG = 4_000, 5_000, 20_000
 MOST_RATIO = 6.0
@@ -28,8 +30,6 @@ SCREEN_SECONDS = 0.0005
 FLOOR_SECONDS = 0.002
 """Long strings that take less are linear enough: clocks and caches decide such times."""
 MOST_SECONDS = 0.08
-# The same for long runs: ten times 2,000 characters that are read again from each of them take 0.22 s and more.
-MOST_RUN_SECONDS = 0.15
 """Processor time that a long string may take: 4 us for each of its characters."""
 REFERENCE_SECONDS = 0.0025
 """Processor time that `measure_reference` takes on the machine for which these limits hold; a slower one has more."""
@@ -41,7 +41,6 @@ _REFERENCE = re.compile(r"\w+(?=x)|\s+")
 _REPEATS = (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT)
 _LONG_REPEAT = 20
 _MOST_ENDS = 4
-_LONG_UNIT = 100
 
 
 class Pumps:
@@ -97,8 +96,6 @@ class Pumps:
                 yield from ((prefix, pump, end) for end in ends)
             for pump in dict.fromkeys((prefix, prefix + once, prefix + once * 3)):
                 yield from (("", pump, end) for end in ENDS if pump)
-        # Runs that end before the bound of a repetition: each is read again from each of its characters.
-        yield from (("", character * 2000 + stop, "") for character in RUNS for stop in "\n-" if character != stop)
 
 
 def _sample(op: Any, argument: Any) -> str:
@@ -167,10 +164,14 @@ def find_slowness(run: Callable[[Any], object], make: Callable[[int], Any], most
 
 
 def find_costly_runs(run: Callable[[Any], object], make: Callable[[int], Any]) -> str:
-    """Return why a function takes long for long runs. Its time is linear in their number, whatever it does in each."""
-    long = min(_measure(run, make(LONG)) for _ in range(3))
-    is_costly = long > MOST_RUN_SECONDS and long > allow(MOST_RUN_SECONDS)
-    return f"{1000 * long:.1f} ms of {LONG:,} characters" if is_costly else ""
+    """Return why a function takes long for long runs: longer than for as many characters in short ones.
+
+    `make` makes a text of runs of a length. A function that reads each run again from each of its characters takes
+    twenty times as long, on any machine.
+    """
+    long, short = (min(_measure(run, make(size)) for _ in range(3)) for size in (LONG_RUN, SHORT_RUN))
+    is_costly = long > FLOOR_SECONDS and long > MOST_RATIO * short
+    return f"{1000 * short:.1f} ms of runs of {SHORT_RUN:,}, {1000 * long:.1f} of {LONG_RUN:,}" if is_costly else ""
 
 
 def allow(seconds: float) -> float:
@@ -200,10 +201,16 @@ def find_slow_string(pattern: "re.Pattern[Any]", methods: Sequence[str]) -> str:
     for method in methods:
         run = partial(_exhaust, pattern) if method == "finditer" else getattr(pattern, method)
         for prefix, unit, end in strings:
-            find = find_costly_runs if len(unit) > _LONG_UNIT else find_slowness
-            if slow := find(run, partial(_make, prefix, unit, end, is_bytes)):
+            if slow := find_slowness(run, partial(_make, prefix, unit, end, is_bytes)):
                 return f"{method} of {prefix[:40]!r} + {unit[:40]!r} * n + {end!r}: {slow}"
+        for character, stop in ((each, stop) for each in RUNS for stop in "\n-" if each != stop):
+            if slow := find_costly_runs(run, partial(_make_runs, character, stop, is_bytes)):
+                return f"{method} of runs of {character!r} that end in {stop!r}: {slow}"
     return ""
+
+
+def _make_runs(character: str, stop: str, is_bytes: bool, size: int) -> str | bytes:
+    return _make("", character * size + stop, "", is_bytes, LONG)
 
 
 def _make(prefix: str, unit: str, end: str, is_bytes: bool, size: int) -> str | bytes:

@@ -70,9 +70,9 @@ def test_a_session_is_a_line_of_what_matters() -> None:
         "2 sessions, 1 live: clients sent 710,654 tokens, models got 412,890. Managing saved $2.00, 25.0% of what"
         " sending everything would have cost.",
         "",
-        "SESSION   TITLE                 CLIENT           STATUS       TOKENS  SAVED  LAST CALL  CALLS  EPOCHS  MODEL",
-        "5f3a9c0d  Find the memory leak  claude-code 2.1  idle    355k → 206k  $1.00  5 min ago     12       2  gpt-5",
-        "11111111  Find the memory leak  claude-code 2.1  ● live  355k → 206k  $1.00  now           12       2  gpt-5",
+        "SESSION   TITLE                 CLIENT           STATUS       TOKENS  SPENT  SAVED  LAST CALL  CALLS  EPOCHS  MODEL",
+        "5f3a9c0d  Find the memory leak  claude-code 2.1  idle    355k → 206k  $3.00  $1.00  5 min ago     12       2  gpt-5",
+        "11111111  Find the memory leak  claude-code 2.1  ● live  355k → 206k  $3.00  $1.00  now           12       2  gpt-5",
     ]
 
 
@@ -86,14 +86,14 @@ def test_a_listing_fits_the_terminal(width: int) -> None:
 
 def test_what_is_unknown_or_has_no_price_is_said_so() -> None:
     found = [
-        change(title="", client="", saved=None, client_tokens=None, sent_tokens=None),
-        change(client_tokens=1000, sent_tokens=1000, saved=Saving(5.0, None, 0.1, False, "")),
+        change(title="", client="", saved=None, client_tokens=None, sent_tokens=None, spent=Amount(0.0, None)),
+        change(client_tokens=1000, sent_tokens=1000, spent=Amount(90.0, None), saved=Saving(5.0, None, 0.1, False, "")),
     ]
     found[1] = msgspec.structs.replace(found[1], id="other")
-    first, second = format_sessions(found, NOW).split("\n\n")[1].splitlines()[1:]
-    assert "(no text of a u…" in first
-    assert first.count(UNKNOWN) == 3
-    assert "1.0k  no price" in second
+    first, second = format_sessions(found, NOW, Screen(140)).split("\n\n")[1].splitlines()[1:]
+    assert "(no text of a user)" in first
+    assert first.count(UNKNOWN) == 4
+    assert "1.0k  no price  no price" in second
 
 
 def test_a_session_stands_below_the_one_that_started_it() -> None:

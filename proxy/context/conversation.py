@@ -10,7 +10,13 @@ from itertools import chain
 import msgspec
 
 from proxy.context.budget import Budget, take_fitting
-from proxy.context.message_features import FeatureExtractor, MessageFeatures, list_open_items
+from proxy.context.message_features import (
+    FeatureExtractor,
+    MessageFeatures,
+    find_closed_item,
+    find_created_item,
+    list_open_items,
+)
 from proxy.context.verbatim import (
     RECENT_TURNS,
     ClientMessages,
@@ -210,7 +216,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     if view.growth and not view.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
     begun = find_turn_start(structures) if view.needs_thinking else frozenset[int]()
-    kept = _list_small(view, _find_open_list(messages), _find_referred(messages, steps))
+    kept = _list_small(view, _find_open_list(messages), _find_open_items(messages), _find_referred(messages, steps))
     pinned = bound | systems | client.files | begun | kept
     verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=pinned)
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
@@ -242,6 +248,21 @@ def _find_open_list(messages: Sequence[CountedMessage]) -> Iterator[int]:
         if stated:
             yield from (place,) if any(stated) else ()
             return
+
+
+def _find_open_items(messages: Sequence[CountedMessage]) -> Iterator[int]:
+    """Yield the places of calls that added an item of its own to what is to do, while it is open, the newest first."""
+    asked, added = dict[str, int](), dict[str, int]()
+    for place, seen in enumerate(messages):
+        for call in seen.message.calls:
+            asked[call.id] = place
+            if added:
+                added.pop(find_closed_item(call), None)
+        results = seen.message.results
+        for id, output in zip(results, seen.message.outputs or (seen.message.text,), strict=False):
+            if id in asked and (item := find_created_item(output)):
+                added[item] = asked[id]
+    yield from sorted(set(added.values()), reverse=True)
 
 
 def _find_referred(messages: Sequence[CountedMessage], steps: Sequence[AgentStep]) -> Iterator[int]:

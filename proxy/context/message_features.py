@@ -334,7 +334,11 @@ def _find_error_message(lines: Sequence[str]) -> str:
 
 
 _STATES = ("status", "state", "done", "completed", "is_done", "checked")
-_CLOSED = frozenset({"completed", "complete", "done", "finished", "closed", "cancelled", "canceled", "skipped"})
+_CLOSED = frozenset(
+    {"completed", "complete", "done", "finished", "closed", "cancelled", "canceled", "skipped", "deleted"}
+)
+_ITEM_IDS = ("taskId", "task_id", "todo_id", "item_id", "id")
+_CREATED = re.compile(r"(?i)(?:task|todo|item) #?([\w.-]{1,40}) (?:was )?(?:created|added)\b")
 _ITEM_TEXTS = ("content", "step", "title", "task", "text", "description", "subject", "name", "todo", "item")
 _CHECK_ITEM = re.compile(r"\s*+(?:[-*+]\s*+|\d{1,3}[.)]\s*+)?\[(?P<mark>[ xX~/-])\]\s*+(?P<text>\S.*)")
 _CHECKED_SHARE = 0.8
@@ -358,6 +362,20 @@ def list_open_items(call: ToolCall) -> list[str] | None:
         if len(boxes) > 1 and len(boxes) >= _CHECKED_SHARE * len(lines):
             return [found["text"] for found in boxes if found["mark"] not in "xX"]
     return None
+
+
+def find_created_item(output: str) -> str:
+    """Return the id of the item that a call has added to the list of what is to do, by its output; empty if none."""
+    found = _CREATED.match(output)
+    return found[1] if found is not None else ""
+
+
+def find_closed_item(call: ToolCall) -> str:
+    """Return the id of the item of the list of what is to do that a call closes; empty if it closes none."""
+    given = read_arguments(call.arguments)
+    if not any(_is_closed(given[name]) for name in _STATES if name in given):
+        return ""
+    return next((str(given[name]) for name in _ITEM_IDS if isinstance(given.get(name), str | int)), "")
 
 
 def _is_closed(state: object) -> bool:

@@ -22,7 +22,7 @@ from tests.support.fake_log import EXCHANGE, SESSION, FakeLog
 NOW = 1_700_000_300_000
 SUMMARY = SessionSummary(
     id="5f3a9c0d1122",
-    title="Find the memory leak",
+    title="Find the leak",
     name="",
     client="claude-code 2.1",
     model="gpt-5",
@@ -70,9 +70,9 @@ def test_a_session_is_a_line_of_what_matters() -> None:
         "2 sessions, 1 live: clients sent 710,654 tokens, models got 412,890. Managing saved $2.00, 25.0% of what"
         " sending everything would have cost.",
         "",
-        "SESSION   TITLE                 CLIENT           STATUS       TOKENS  SPENT  SAVED  LAST CALL  CALLS  EPOCHS  MODEL",
-        "5f3a9c0d  Find the memory leak  claude-code 2.1  idle    355k → 206k  $3.00  $1.00  5 min ago     12       2  gpt-5",
-        "11111111  Find the memory leak  claude-code 2.1  ● live  355k → 206k  $3.00  $1.00  now           12       2  gpt-5",
+        "SESSION   TITLE          CLIENT           STATUS       TOKENS  SPENT  SAVED  LAST CALL  CALLS  EPOCHS  MODEL",
+        "5f3a9c0d  Find the leak  claude-code 2.1  idle    355k → 206k  $3.00  $1.00  5 min ago     12       2  gpt-5",
+        "11111111  Find the leak  claude-code 2.1  ● live  355k → 206k  $3.00  $1.00  now           12       2  gpt-5",
     ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, CountedMessage, index_conversation, list_groups
 from proxy.context.ledger import FULL, format_step
-from proxy.context.message_features import extract_features, list_open_items
+from proxy.context.message_features import extract_features, find_closed_item, find_created_item, list_open_items
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from proxy.model.messages import ToolCall
 from proxy.wire import FORMATS
@@ -105,6 +105,36 @@ def test_a_list_that_would_take_too_much_room_does_not_stay() -> None:
     asked["tool_calls"][0]["function"] = {"name": "TodoWrite", "arguments": json.dumps(given)}
     history = [user("go"), asked, result("p", "noted"), *work(0, 40)]
     assert not is_kept(build([see(each) for each in history], 6_000), 1)
+
+
+def test_a_call_that_adds_an_item_stays_until_the_item_is_closed() -> None:
+    """As Claude Code does it: a call for each item, and its number in the output."""
+
+    def use(id: str, name: str, given: dict[str, Any], output: str) -> list[RawMessage]:
+        asked = call(id, "x")
+        asked["tool_calls"][0]["function"] = {"name": name, "arguments": json.dumps(given)}
+        return [asked, result(id, output)]
+
+    def add(n: int) -> list[RawMessage]:
+        given = {"subject": f"Part {n}", "description": f"Write part {n}"}
+        return use(f"t{n}", "TaskCreate", given, f"Task #{n} created successfully: Part {n}")
+
+    def change(n: int, status: str) -> list[RawMessage]:
+        return use(f"u{n}{status}", "TaskUpdate", {"taskId": str(n), "status": status}, f"Updated task #{n} status")
+
+    history = [user("go"), *add(1), *add(2), *add(3), *change(1, "in_progress"), *work(0, 15), *change(1, "completed")]
+    history += [*change(3, "deleted"), *work(20, 25)]
+    made = build([see(each) for each in history], 12_000)
+    assert [is_kept(made, place) for place in (1, 3, 5, 7)] == [False, True, False, False]
+
+
+def test_what_adds_or_closes_no_item_is_none() -> None:
+    assert find_created_item("The file was created") == find_created_item("Task 1 is created by a person") == ""
+    assert find_created_item("Todo item-7 was added") == "item-7"
+    closing = {"task_id": 7, "done": True}
+    assert find_closed_item(ToolCall("c", "t", json.dumps(closing))) == "7"
+    for given in ({"task_id": 7}, {"task_id": 7, "done": False}, {"done": True}, {"task_id": [7], "done": True}):
+        assert find_closed_item(ToolCall("c", "t", json.dumps(given))) == ""
 
 
 ANSWERS = [

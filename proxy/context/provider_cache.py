@@ -169,8 +169,10 @@ _LEARNING_RATE = 0.2
 # With fewer, the time to the first byte depends on the network, not on the tokens.
 _MIN_TIMED_TOKENS = 4096
 _MOSTLY_UNCACHED, _MOSTLY_CACHED = 0.1, 0.9
+HARDLY_ANY = 0.05
+"""A cache of which less is read than this share of what should be is none."""
 # A single miss may have any cause: an eviction, another machine. Several in a row show how the cache works.
-_HARDLY_ANY, _MANY_MISSES = 0.05, 4
+_MANY_MISSES = 4
 # Many providers cache no shorter prefix, so that reading none of one shows nothing.
 _LEAST_MISSED = 4096
 
@@ -218,7 +220,7 @@ def learn_read(calibration: Calibration, expected: int, cached: int | None) -> C
 
 
 def _count_misses(before: int, expected: int, share: float) -> int:
-    if share >= _HARDLY_ANY:
+    if share >= HARDLY_ANY:
         return 0
     return before + (expected >= _LEAST_MISSED)
 

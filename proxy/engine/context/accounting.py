@@ -20,6 +20,7 @@ from proxy.context.pricing import (
     price_missed,
     price_saved,
 )
+from proxy.context.provider_cache import HARDLY_ANY
 from proxy.engine.context.epoch_scope import CountedRequest, EpochAccount, format_removed
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
 from proxy.engine.context.session_caches import SentBodies
@@ -416,7 +417,7 @@ def _find_read(
     if matching is None:
         return None
     cache = state.tariff.cache
-    if cache.is_cold(state.account.compute_idle(state.now)):
+    if state.tariff.read_share < HARDLY_ANY or cache.is_cold(state.account.compute_idle(state.now)):
         return 0
     if cache.has_breakpoints:
         return count.apply(cache.find_read(matching, ends))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.context.pricing import make_tariff
+from proxy.context.pricing import estimate_own, make_tariff
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.context.accounting import list_ends
 from proxy.engine.context.request_state import OutgoingRequest
@@ -17,7 +17,7 @@ from proxy.model.card import UNPRICED, CacheKind
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import CacheDiffers, Planned
-from proxy.model.exchange import Opening, Outcome, Round
+from proxy.model.exchange import Opening, Outcome, Round, Usage
 from tests.support.engine import JSON, ScriptedResponse
 from tests.support.managed import ManagedEngine, Setup, Turn, answer, refuse
 from tests.support.managing import Message, QuarterTokens, make_history, make_subject
@@ -314,3 +314,17 @@ async def test_what_cannot_be_read_of_a_broken_prefix_is_not_missed(cache: Cache
         await engine.send([*step, last])
     assert engine.epochs == []
     assert any(isinstance(event, CacheDiffers) for event in engine.events) is is_reported
+
+
+async def test_a_cache_that_keeps_nothing_would_have_kept_nothing_of_the_clients_own_request() -> None:
+    """What is sent in short to a provider without a cache saves all that is left out, at the full price."""
+    engine = ManagedEngine(provider=Provider(cache="prefix"))
+    for steps in range(20, 60):
+        usage = {"prompt_tokens": 5_500, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+        engine.upstream.prepare(answer(json.dumps({"choices": [], "usage": usage}).encode()))
+        await engine.send(until(steps))
+    before, after = engine.log.of(Plan)[1], engine.log.of(Plan)[-1]
+    assert before.client_read and before.sent_read
+    assert after.client_read == after.sent_read == 0
+    found = estimate_own(replace(after, own_expected=20_000, sent_expected=5_500), Usage(5_500, 1, 0))
+    assert found is not None and (found.own.input, found.own.cached) == (20_000, 0)

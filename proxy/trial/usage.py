@@ -37,6 +37,8 @@ class UsageEstimator:
         self._own, self._sent = PromptCache(), PromptCache()
         self._cache = CacheModel()
         self._tokens = self._expected = 0  # of the newest call: its own request, and what should be read of that
+        # The provider's tokens for each of ours, as its usages tell: what was counted by this itself teaches nothing.
+        self._ratio = models.counter.find_ratio(upstream, transcript.model)
         self.requests = Requests(transcript)
         self.usages: list[Usage] = []
         self.counted = self.filler = 0
@@ -49,7 +51,7 @@ class UsageEstimator:
         self._head = await self._reader.read(model, self.requests.make_head(model))
         own = count_prompt(self._head) + count_prompt(self._trails[first.trail][: first.depth])
         if transcript.missing and first.usage is not None and first.usage.input:
-            counted = self._models.counter.find_ratio(self._upstream, model).apply(own)
+            counted = self._ratio.apply(own)
             lacking = round((first.usage.input - counted) * own / max(1, counted))
             self.filler = lacking if lacking >= _LEAST_FILLER else 0
             self.requests = Requests(transcript, self.filler)
@@ -68,6 +70,8 @@ class UsageEstimator:
         if usage is None:
             self.counted += 1
             usage = await self._count(call)
+        else:
+            self._ratio = self._models.counter.find_ratio(self._upstream, call.model)
         self.usages.append(usage)
         self._prompt = prompt
         return usage
@@ -97,7 +101,7 @@ class UsageEstimator:
 
     async def _count(self, call: TranscriptCall) -> Usage:
         """Return the usage of a call by our count: what the provider should hold of it is read."""
-        ratio = self._models.counter.find_ratio(self._upstream, call.model)
+        ratio = self._ratio
         answer = await self._models.counter.count_messages(call.model, call.answer)
         whole, read = ratio.apply(self._tokens), ratio.apply(self._expected)
         written = whole - read if self._cache.has_breakpoints else None

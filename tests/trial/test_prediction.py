@@ -53,3 +53,24 @@ def test_the_prediction_is_within_three_percent_of_a_live_replay(wire: str, tmp_
     for folder, saved in ((tmp_path / "kept" / "upstreams", session.saved.tokens), (tmp_path / "data", whole - real)):
         told = json.loads(run_command("savings", "--json", "--data", str(folder)).stdout)["estimate"]["tokens"]
         assert abs(told - saved) < 0.01 * whole, "a log tells what the same session costs less than sent whole"
+
+
+@pytest.mark.no_cover
+def test_what_is_counted_here_says_the_same_of_both_requests(tmp_path: Path) -> None:
+    """Without any usage the sizes are our counts; what the replay itself made up must not change how it counts."""
+    talk = make_talk("chat")
+    with run_upstream(Worker(), Meter(WINDOW)) as direct:
+        talk.live(direct.origin, STEPS)
+    bare = [
+        {"session": "s", **call, "response": {key: value for key, value in call["response"].items() if key != "usage"}}
+        for call in talk.calls
+    ]
+    transcript = tmp_path / "calls.jsonl"
+    transcript.write_text("".join(json.dumps(call) + "\n" for call in bare))
+    flags = {"budget.ceiling_tokens": str(CEILING), "compaction.auto": False}
+    trial = run_trial(load_settings(None, flags), [transcript], 10, tmp_path / "kept", lambda done, whole: None)
+    [session] = trial.sessions
+    assert session.epochs and session.reasons
+    (folder,) = (tmp_path / "kept").iterdir()
+    told = json.loads(run_command("savings", "--json", "--data", str(folder)).stdout)["estimate"]["tokens"]
+    assert told == pytest.approx(session.saved.tokens, rel=0.002)

@@ -100,11 +100,19 @@ async def _load(log: SqliteReader, row: ExchangeRow, k: int) -> Recorded:
         row.method,
         row.target,
         completeness,
-        await log.load_request(row.id),
+        await _load_request(log, row.id),
         await log.load_sent(row.id, k),
         await log.load_received(row.id, k) if completeness else b"",
         hidden=k,
     )
+
+
+async def _load_request(log: SqliteReader, exchange: str) -> bytes:
+    """What the client sent: where that only names what came before, the request of the log has it written out."""
+    try:
+        return await log.load_held(exchange)
+    except NotFound:
+        return await log.load_request(exchange)
 
 
 async def _find(log: SqliteReader, session: SessionRow, rows: Sequence[ExchangeRow]) -> Found:

@@ -38,6 +38,7 @@ LONG_TASKS: Mapping[str, Long] = {
     "pydantic-ai": _make_long(run_program("pydantic_agent"), 4),
     "litellm": _make_long(run_program("litellm_sdk"), 2),
     "openai-node": _make_long((("node", "$programs/openai_node.mjs"),), 4),
+    "ai-sdk": _make_long((("node", "$programs/ai_sdk.mjs"),), 4),
     "llm": Long(
         (
             ("llm", "-m", "scripted", "--chain-limit", "0", "--functions", FUNCTIONS, _FIRST),

@@ -53,4 +53,11 @@ SDKS = (
         Expected(4 * _CALLS, 4 * (_TALK,)),
         {"NODE_PATH": "$packages"},
     ),
+    Client(
+        "ai-sdk",
+        "npm",
+        (("node", "$programs/ai_sdk.mjs"),),
+        Expected(4 * _CALLS, 4 * (_TALK,)),
+        {"NODE_PATH": "$packages"},
+    ),
 )

@@ -97,6 +97,7 @@ def test_the_sdks_run_unless_all_are_wished(
 def test_the_clients_are_those_of_the_issue() -> None:
     assert [client.name for client in SDKS] == [
         "openai-python", "openai-agents", "langchain-openai", "pydantic-ai", "litellm", "llm", "openai-node",
+        "ai-sdk",
     ]  # fmt: skip
     assert [client.name for client in AGENTS] == [
         "aider", "mini-swe-agent", "codex", "opencode", "claude-code", "qwen-code", "cline", "gemini-cli", "pi",

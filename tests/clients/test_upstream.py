@@ -29,6 +29,21 @@ def test_calls_are_answered_and_kept() -> None:
     assert upstream.recording[0].body == first.request.content
 
 
+def test_items_of_earlier_answers_may_be_named_by_their_ids() -> None:
+    with run_upstream(Script("/x")) as upstream:
+        tools = [{"type": "function", **TOOL}]
+        for stream in (False, True):
+            asked = {"input": [{"role": "user", "content": "Hi"}], "tools": tools, "stream": stream}
+            httpx.post(f"{upstream.origin}/v1/responses", json=asked)
+        named = [{"type": "item_reference", "id": id} for id in upstream.items if id.startswith("fc_")]
+        outputs = [{"type": "function_call_output", "call_id": "call_1_0", "output": "The log"}]
+        answered = httpx.post(f"{upstream.origin}/v1/responses", json={"input": [*named, *outputs], "tools": tools})
+        unknown = httpx.post(f"{upstream.origin}/v1/responses", json={"input": [{"type": "item_reference", "id": "x"}]})
+    assert [each["id"] for each in named] == ["fc_1_0", "fc_2_0"]
+    assert answered.status_code == 200 and upstream.recording[-2].turn is not None
+    assert unknown.status_code == 404 and "Item with id 'x' not found." in unknown.text
+
+
 def test_no_run_has_the_ids_of_another() -> None:
     with run_upstream(Script("/x", run=2)) as upstream:
         asked = {"messages": [], "tools": [{"type": "function", "function": TOOL}]}

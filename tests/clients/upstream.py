@@ -62,7 +62,8 @@ class Trial:
 @dataclass(slots=True)
 class Upstream:
     """A running upstream and its recording, in the order in which requests came. `trials` are by the part that they
-    wait for; `rescued` answers what is sent in place of a request that was refused.
+    wait for; `rescued` answers what is sent in place of a request that was refused. `items` are those of answers on
+    Responses, which later requests may name by their ids.
     """
 
     script: Model
@@ -71,6 +72,7 @@ class Upstream:
     trials: dict[int, Trial] = field(default_factory=dict)
     port: int = 0
     recording: list[Exchange] = field(default_factory=list)
+    items: dict[str, Json] = field(default_factory=dict)
     numbers: Iterator[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +89,11 @@ class Upstream:
         exchange = Exchange(request.method, target, body)
         self.recording.append(exchange)
         if write := WRITERS.get(request.url.path) if request.method == "POST" else None:
-            asked = json.loads(body)
+            try:
+                asked = self._restore_items(json.loads(body))
+            except KeyError as error:
+                exchange.answer = bytes(_refuse(f"Item with id {error} not found.").body)
+                return Response(exchange.answer, 404, media_type="application/json")
             if self.trials and (trial := self.trials.pop(find_step(asked).n, None)):
                 exchange.is_cut = trial.cuts
                 await asyncio.to_thread(trial.act)
@@ -102,12 +108,20 @@ class Upstream:
             n = next(self.numbers) if asked.get("tools") else 0
             pieces = write(turn, n, asked, exchange.tokens)
             exchange.answer = b"".join(pieces)
+            self.items |= _read_items(exchange.answer) if request.url.path == "/v1/responses" else {}
             is_streamed = asked.get("stream") or request.query_params.get("alt") == "sse"
             kind = "text/event-stream" if is_streamed else "application/json"
             return StreamingResponse(_send(pieces), media_type=kind)
         answer = self._answer_aside(request.method, request.url.path, body)
         exchange.answer = b"" if request.method == "HEAD" else bytes(answer.body)
         return answer
+
+    def _restore_items(self, asked: Json) -> Json:
+        """A request with the items that it names written out. Raises KeyError for one that is not known."""
+        if not isinstance(asked.get("input"), list):
+            return asked
+        items = (self.items[item["id"]] if item.get("type") == "item_reference" else item for item in asked["input"])
+        return asked | {"input": list(items)}
 
     def _choose(self, asked: Json) -> Turn:
         is_rescued = len(self.recording) > 1 and self.recording[-2].is_refused
@@ -127,8 +141,19 @@ class Upstream:
             return JSONResponse({"input_tokens": counted.prompt})
         if method == "HEAD":
             return Response()
-        error = {"message": f"{path} is not served here", "type": "invalid_request_error", "param": None, "code": None}
-        return JSONResponse({"error": error}, 404)
+        return _refuse(f"{path} is not served here")
+
+
+def _refuse(message: str) -> JSONResponse:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return JSONResponse({"error": error}, 404)
+
+
+def _read_items(answer: bytes) -> dict[str, Json]:
+    """The items of an answer on Responses, whole or streamed, by id."""
+    last = answer.rpartition(b"data: ")[2] if answer.startswith(b"event: ") else answer
+    told = json.loads(last)
+    return {item["id"]: item for item in told.get("response", told)["output"]}
 
 
 async def _send(pieces: list[bytes]) -> AsyncIterator[bytes]:

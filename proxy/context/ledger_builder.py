@@ -378,20 +378,21 @@ def _compose_lines(material: _Material, texts: Mapping[int, str], room: float) -
     """
     steps, blocks = material.index.steps, material.blocks
     stretches = list(_list_stretches(blocks, texts))
+    talks = [all(block.is_talk for block in blocks[first : last + 1]) for first, last in stretches]
     most, total = PAGE, sum(step.characters for step in steps)
     while True:
         pages = [
             cut_pages(steps, blocks[first].first, blocks[last].last, PAGE if first in texts else most)
             for first, last in stretches
         ]
-        named = sum(len(each) for each, (first, _) in zip(pages, stretches, strict=True) if not blocks[first].is_talk)
+        named = sum(len(each) for each, talk in zip(pages, talks, strict=True) if not talk)
         if named * _REFERENCE_TOKENS <= room or most > total:
             break
         most *= 2
     lines: list[LedgerLine] = []
-    for (first, last), each in zip(stretches, pages, strict=True):
-        if first in texts or blocks[first].is_talk:
-            references = () if blocks[first].is_talk else _name(material, each)
+    for (first, last), each, is_talk in zip(stretches, pages, talks, strict=True):
+        if first in texts or is_talk:
+            references = () if is_talk else _name(material, each)
             lines.append(LedgerLine(blocks[first].first, blocks[last].last, references, texts.get(first, "")))
         else:
             lines += [LedgerLine(p.first, p.last, _name(material, [p]), _count_turns(material, [p])) for p in each]
@@ -447,12 +448,15 @@ def _count_turns(material: _Material, pages: Iterable[Page | LedgerLine]) -> str
 
 
 def _list_stretches(blocks: Sequence[StepRun], texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last number of blocks that share lines: a told one, or untold neighbours."""
+    """Yield the first and the last number of blocks that share lines: a told one, or untold neighbours.
+
+    Where nothing was done in these, each has its own line: `_name_ranges` joins it with what is told beside it.
+    """
     first = 0
     for n in range(1, len(blocks) + 1):
-        is_end = n == len(blocks) or n in texts or n - 1 in texts or blocks[n].first != blocks[n - 1].last + 1
-        if (is_end or blocks[n].is_talk or blocks[n - 1].is_talk) and n > first:
-            yield first, n - 1
+        if n == len(blocks) or n in texts or n - 1 in texts or blocks[n].first != blocks[n - 1].last + 1:
+            is_talk = all(block.is_talk for block in blocks[first:n])
+            yield from ((each, each) for each in range(first, n)) if is_talk else ((first, n - 1),)
             first = n
 
 

@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import msgspec
@@ -322,6 +323,25 @@ def test_a_turn_and_its_answer_have_one_line_and_a_range_of_turns_one_reference(
     assert "· 1-81 with 4" in lines[2] and "messages of the user ref:" in lines[2]
     (only,) = made.references
     assert (only.start, only.stop) == (0, 81)
+
+
+def test_turns_and_calls_that_are_not_told_share_one_line() -> None:
+    """A desk that serves many customers: a lookup stands between any two turns of the user."""
+    customers = [
+        message
+        for i in range(60)
+        for message in (user(f"I am customer {i}."), *act(f"c{i}", f"lookup {i}", f"row {i}"), said(f"Found row {i}."))
+    ]
+    made = archive(400, [*customers, user("b"), *act("z", "ls", "x")], staying=(), has_words=False)
+    lines = [line for line in list_lines(made) if "ref:" in line]
+    bare = [
+        bool(re.fullmatch(r"[\d-]+(?: a message of the user| \d+ messages of the user)?(?: ref:\w+)+", line))
+        for line in lines
+    ]
+    assert any(bare) and not any(one and other for one, other in itertools.pairwise(bare))
+    assert any("messages of the user" in line for line in lines)
+    covered = {place for each in made.references for place in range(each.start, each.stop)}
+    assert covered >= set(range(240))
 
 
 def test_without_a_way_to_read_them_no_references_are_named() -> None:

@@ -246,7 +246,7 @@ def test_a_session_is_told_with_its_title_client_and_saving() -> None:
         "1 call, 1 of them shortened: the client sent 355,327 tokens, the model got 206,445."
         " Managing saved $1.00, 25.0% of what sending everything would have cost.\n"
     )
-    assert "\ntitle     Find the memory leak\nclient    claude-code 2.1, idle\n" in told
+    assert "\ntitle     Find the leak\nclient    claude-code 2.1, idle\n" in told
     assert "\nchild     child  look for callers\n" in told
 
 

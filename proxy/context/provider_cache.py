@@ -6,6 +6,7 @@ A lifetime is a declared one; where it is None (unknown) a cache never counts as
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 from msgspec.structs import replace
@@ -79,8 +80,9 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
 UNKNOWN = CacheModel()
 
 
+@lru_cache(maxsize=1024)
 def choose_cache_model(
-    facts: Sequence[CacheFacts],
+    facts: tuple[CacheFacts, ...],
     kind: CacheKind | None,
     host: str,
     terms: CacheTerms = UNASKED,

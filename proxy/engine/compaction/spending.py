@@ -116,15 +116,23 @@ class SpendBudget:
     def count_affordable(self, session: str, upstream: str, model: str, prompt: Usage, most: int) -> int:
         """Return the output tokens, at most `most`, that the share of a session allows for a call with this prompt."""
         balance = self._get_balance(session)
+        own = self._sum_own_calls(balance)
 
         def is_above(output: int) -> bool:
-            return self._is_above_share(balance, self.price(upstream, model, replace(prompt, output=output)))
+            expected = self.price(upstream, model, replace(prompt, output=output))
+            return self._exceeds_share(balance, expected, own)
 
-        return max(0, bisect_right(range(most + 1), False, key=is_above) - 1)
+        return max(0, bisect_right(range(most + 1), False, key=is_above) - 1) if is_above(most) else most
 
     def _is_above_share(self, balance: _Balance, expected: Cost) -> bool:
+        return self._exceeds_share(balance, expected, self._sum_own_calls(balance))
+
+    def _sum_own_calls(self, balance: _Balance) -> Cost:
+        """Return the cost of the client's calls, those included whose usage has not come yet."""
         self._price_own_calls(balance)
-        own = sum((self.price(*call) for call in balance.expected.values()), balance.main)
+        return sum((self.price(*call) for call in balance.expected.values()), balance.main)
+
+    def _exceeds_share(self, balance: _Balance, expected: Cost, own: Cost) -> bool:
         return (balance.summaries + balance.reserved + expected).exceeds(self._policy.spend_fraction, own)
 
     def is_spending(self, session: str) -> bool:

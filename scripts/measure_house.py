@@ -1,0 +1,184 @@
+"""Measure the package by the rules that keep it small: `python -m scripts.measure_house`.
+
+Tokens of code, the share that is left without the separable features, structs with nearly the same fields, attributes
+that are set on other objects, words of features in the path of a call. `tests/test_ratchets.py` holds each figure.
+"""
+
+import ast
+import io
+import json
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+# What a server that forwards, records and shortens calls could do without, by its place. What such a feature has left
+# in other files is not found by names, so that the rest is at most the core.
+FEATURES = (
+    "proxy/cli/*",
+    "proxy/context/compaction/*",
+    "proxy/context/loops/*",
+    "proxy/context/memory/*",
+    "proxy/context/strategies/*",
+    "proxy/demo/*",
+    "proxy/doctor/*",
+    "proxy/engine/compaction/*",
+    "proxy/engine/doctor/*",
+    "proxy/engine/erasing/*",
+    "proxy/engine/events/*",
+    "proxy/engine/history/*",
+    "proxy/engine/mapping/*",
+    "proxy/engine/memory/*",
+    "proxy/engine/recall/*",
+    "proxy/engine/turns/*",
+    "proxy/retrieval/*",
+    "proxy/sdk/*",
+    "proxy/server/mcp/*",
+    "proxy/store/erasing/*",
+    "proxy/store/search/*",
+    "proxy/telemetry/*",
+    "proxy/transcripts/*",
+    "proxy/trial/*",
+    "proxy/upstream/litellm*",
+    "proxy/wire/translation/*",
+)
+# The files that carry any call, whatever is switched on.
+CALL_PATH = (
+    "proxy/engine/exchange.py",
+    "proxy/engine/relay.py",
+    "proxy/engine/request_resolver.py",
+    "proxy/engine/response_reader.py",
+    "proxy/engine/runtime.py",
+)
+FEATURE_WORDS = frozenset(
+    {
+        "held", "program", "recall", "recalls", "tool", "tools", "clearing", "loop",
+        "nudge", "memory", "pin", "pins", "reasoning", "snapshot", "compaction", "strategy",
+    }
+)  # fmt: skip
+_NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SKIPPED = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+LEAST_FIELDS, MOST_EQUAL = 4, 0.8
+"""Structs of at least so many fields share at most this part of them with another."""
+
+
+class Figures(NamedTuple):
+    """What is measured. `tokens` and `core` are tokens of code: names, operators and literals, without docstrings."""
+
+    tokens: int
+    core: int
+    packages: dict[str, int]
+    alike: list[str]
+    outside_sets: int
+    feature_words: int
+
+
+def read_package(root: Path = ROOT) -> dict[str, str]:
+    """Return the text of each file of the package, by its path in the repository."""
+    files = sorted((root / "proxy").rglob("*.py"))
+    return {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in files}
+
+
+def count_tokens(text: str) -> int:
+    """Return the tokens of code in a source text: comments, docstrings and layout do not count."""
+    found = [each for each in tokenize.generate_tokens(io.StringIO(text).readline) if each.type not in _SKIPPED]
+    strings = _list_docstrings(ast.parse(text))
+    return sum(each.start not in strings for each in found)
+
+
+def _list_docstrings(tree: ast.Module) -> set[tuple[int, int]]:
+    """Return the places of strings that are statements of their own, as docstrings are."""
+    return {
+        (node.lineno, node.col_offset)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+
+
+def is_feature(path: str) -> bool:
+    """Return whether a file belongs to a separable feature."""
+    return any(fnmatch(path, pattern) for pattern in FEATURES)
+
+
+def list_structs(sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """Return the names of the fields of each class that states some, by file and class."""
+    structs = {}
+    for path, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+                structs[f"{path}: {node.name}"] = frozenset(each.id for each in fields if isinstance(each, ast.Name))
+    return structs
+
+
+def list_alike(structs: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return the pairs of structs of which one has nearly all the fields of the other, and no many more."""
+    large = [(name, fields) for name, fields in structs.items() if len(fields) >= LEAST_FIELDS]
+    return [
+        f"{one} = {other}"
+        for (one, ours), (other, theirs) in combinations(large, 2)
+        if len(ours & theirs) >= MOST_EQUAL * max(len(ours), len(theirs))
+    ]
+
+
+def list_outside_sets(text: str) -> Iterator[int]:
+    """Yield the lines in which an attribute of another object is set."""
+    for node in ast.walk(ast.parse(text)):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            for target in targets:
+                if isinstance(target, ast.Attribute) and not _is_own(target.value):
+                    yield node.lineno
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+            yield node.lineno
+
+
+def _is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def count_feature_words(text: str) -> int:
+    """Return how many names of a source text have a word of a feature in them."""
+    tree = ast.parse(text)
+    names = (
+        getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
+        for node in ast.walk(tree)
+    )
+    return sum(
+        bool(FEATURE_WORDS & {part.lower() for part in _NAME_PART.findall(name)})
+        for name in names
+        if isinstance(name, str)
+    )
+
+
+def measure(sources: Mapping[str, str]) -> Figures:
+    """Measure a package, given the text of each of its files."""
+    tokens = {path: count_tokens(text) for path, text in sources.items()}
+    packages = Counter[str]()
+    for path, count in tokens.items():
+        packages["/".join(path.split("/")[:2]).removesuffix(".py") if path.count("/") > 1 else "proxy"] += count
+    return Figures(
+        sum(tokens.values()),
+        sum(count for path, count in tokens.items() if not is_feature(path)),
+        dict(packages),
+        list_alike(list_structs(sources)),
+        sum(1 for text in sources.values() for _ in list_outside_sets(text)),
+        sum(count_feature_words(sources[path]) for path in CALL_PATH),
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(read_package())._asdict(), indent=1))

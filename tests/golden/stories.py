@@ -283,6 +283,7 @@ def tell_decisions() -> World:
             if place == 9:
                 world.look(f"{at}/pins?exchange=2&place=2", "POST")
             if place in (30, 44):
+                world.wait_for_usage(session, place + 1)
                 count = len(world.look(f"{at}/epochs"))
                 world.look(f"{at}/epochs/{count}/revert?dry_run=true", "POST")
                 world.look(f"{at}/epochs/{count}/revert", "POST")

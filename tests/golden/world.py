@@ -200,12 +200,22 @@ class World:
             rows = json.loads(content)["items"] if status == 200 else []
             row = next((each for each in rows if each["id"] == answer.get("x-palimpsest-exchange")), None)
             newest = row["rounds"][-1] if row is not None and row["rounds"] else {}
-            # A bypassed call has a plan, and an empty usage, before its answer is read.
-            if newest.get("status") and ((newest["usage"] or {}).get("input") is not None or not is_read):
+            if newest.get("status") and (newest["usage"] or not is_read):
                 return
             after = 0
             time.sleep(0.002)
         raise AssertionError(f"{self.story}: a call was not recorded")
+
+    def wait_for_usage(self, session: str, number: int) -> None:
+        """Wait until the usage of a call of a session was read: what is bypassed does not say which call it is."""
+        until = time.monotonic() + _RECORDED_SECONDS
+        while time.monotonic() < until:
+            status, content = self._load(f"/sessions/{session}/exchanges?limit=200&after={number - 1}", "GET")
+            rows = json.loads(content)["items"] if status == 200 else []
+            if rows and rows[0]["rounds"] and (rows[0]["rounds"][-1]["usage"] or {}).get("input") is not None:
+                return
+            time.sleep(0.002)
+        raise AssertionError(f"{self.story}: the usage of call {number} was not read")
 
     def record(self, step: str, kind: str, content: bytes) -> None:
         """Keep an item, with its random names replaced."""

@@ -122,7 +122,7 @@ class SpendBudget:
             expected = self.price(upstream, model, replace(prompt, output=output))
             return self._exceeds_share(balance, expected, own)
 
-        return max(0, bisect_right(range(most + 1), False, key=is_above) - 1) if is_above(most) else most
+        return max(0, bisect_right(range(most + 1), False, key=is_above) - 1 if is_above(most) else most)
 
     def _is_above_share(self, balance: _Balance, expected: Cost) -> bool:
         return self._exceeds_share(balance, expected, self._sum_own_calls(balance))

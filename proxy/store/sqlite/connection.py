@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +293,13 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         connection.close()
         raise StoreUnavailable(f"{path} cannot be read: {advise(error)}") from error
     return connection
+
+
+def is_older(path: Path) -> bool:
+    """Return whether a log has the tables of an earlier version. A file that cannot be read as a log has not."""
+    with suppress(StoreUnavailable, *FILE_ERRORS), closing(_connect(path, "mode=ro")) as connection:
+        return 0 < len(read_applied(connection)) < len(MIGRATIONS)
+    return False
 
 
 class _ImmutableConnection(sqlite3.Connection):

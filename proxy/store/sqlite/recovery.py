@@ -16,7 +16,14 @@ from pathlib import Path
 from proxy.model.errors import StoreUnavailable
 from proxy.model.log import weigh_records
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.connection import WriterLock, advise, connect_writer, refuse_emptied, refuse_foreign_wal
+from proxy.store.sqlite.connection import (
+    WriterLock,
+    advise,
+    connect_writer,
+    is_older,
+    refuse_emptied,
+    refuse_foreign_wal,
+)
 from proxy.store.sqlite.journal import JournalContent, JournalPosition, journal_path, read_journal_position
 from proxy.store.sqlite.write_queue import QueuedWrite
 from proxy.store.sqlite.writer import Writer, WriterInbox
@@ -86,7 +93,7 @@ def list_aside(log: Path) -> list[str]:
 
 
 def recover_log(policy: StorePolicy) -> None:
-    """Write a killed server's journal into the log, before the log is read without a server.
+    """Bring a log up to date before it is read without a server: its tables, and what a killed server left in its journal.
 
     Does nothing while a server runs, and only warns if it fails. Raises StoreUnavailable if even reading would do harm
     (see `refuse_foreign_wal`, `refuse_emptied`).
@@ -96,7 +103,7 @@ def recover_log(policy: StorePolicy) -> None:
         refuse_emptied(policy.path)
         refuse_foreign_wal(policy.path)
     try:
-        if not path.exists() or not policy.path.exists():
+        if not policy.path.exists() or not (path.exists() or is_older(policy.path)):
             return
         lock = WriterLock(policy.path.resolve())
     except StoreUnavailable:
@@ -148,6 +155,6 @@ def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Qu
 
 
 def _warn(path: Path, error: Exception | str) -> None:
-    _log.warning(
-        "the last records of a killed server are still in %s, and read again by the next start: %s", path, error
-    )
+    if path.exists():  # else the tables could not be brought up to date, which the reader reports
+        what = "the last records of a killed server are still in %s, and read again by the next start: %s"
+        _log.warning(what, path, error)

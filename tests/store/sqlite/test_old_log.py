@@ -11,7 +11,9 @@ from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import Adoption
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.connection import connect_reader
+from proxy.store.sqlite.connection import WriterLock, connect_reader
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.recovery import recover_log
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
@@ -168,6 +170,25 @@ async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, 
     connection = sqlite3.connect(old)
     assert read_applied(connection) == [migration.__name__ for migration in MIGRATIONS]
     connection.close()
+
+
+async def test_commands_bring_it_up_to_date_where_no_server_runs(old: Path, policy: StorePolicy) -> None:
+    recover_log(policy)
+    reader = SqliteReader(old)
+    assert [row.exchanges for row in await reader.list_sessions()] == [3]
+    await reader.close()
+    assert verify_log(old).faults == ()
+
+
+async def test_a_log_in_use_that_is_older_is_left_alone(
+    old: Path, policy: StorePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = WriterLock(old.resolve())
+    recover_log(policy)
+    lock.release()
+    with pytest.raises(StoreUnavailable, match="start the server once"):
+        connect_reader(old)
+    assert not caplog.records
 
 
 async def test_sessions_without_epochs_are_managed_from_then_on(unmanaged: Path, open_archive: Opener) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from urllib.parse import quote, urlencode
 
-from proxy.config import Settings
+from proxy.config import KEPT_FILE, Settings
 from proxy.model.errors import NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.upstream.admin_client import AdminClient
@@ -35,12 +35,13 @@ def find_admin_token(settings: Settings) -> str:
 def note_address(settings: Settings, port: int) -> Iterator[None]:
     """Keep the running server's address in the data directory, for commands and for the container's health check.
 
-    Beside it are the addresses of its upstreams: `palimpsest run` shares only a server with those of its client. If the
-    files cannot be written, the server runs all the same, and commands use the address in the settings.
+    Beside it are the addresses of its upstreams: `palimpsest run` shares only a server with those of its client; and
+    the settings by which commands judge its calls, which are kept when it ends. If the files cannot be written, the
+    server runs all the same, and commands go by their own settings.
     """
     upstreams = "".join(f"{policy.address}\n" for policy in settings.upstream_policies())
     noted = {_UPSTREAMS_FILE: upstreams, ADDRESS_FILE: name_address(settings.server.host, port) + "\n"}
-    for name, text in noted.items():
+    for name, text in {**noted, KEPT_FILE: settings.dump_judging()}.items():
         try:
             (settings.data / name).write_text(text, "utf-8")
         except OSError as error:
@@ -88,9 +89,17 @@ def find_link(settings: Settings) -> str:
     """
     address, token = find_address(settings), _read_token(settings)
     if not AdminClient(address, "").is_live():
-        what = f"no server answers at {address}, so there is no page to open; `palimpsest serve --data {settings.data}`"
-        raise UpstreamUnreachable(f"{what} shows its log, or say --data, or --host, --port")
+        what = f"no server answers at {address}, so there is no page to open; `{_start(settings)}`"
+        raise UpstreamUnreachable(f"{what} shows its log, or name another by --data, or --host and --port")
     return f"{address}/-/?token={quote(token, safe='')}"
+
+
+def _start(settings: Settings) -> str:
+    return f"palimpsest serve --data {settings.data}"
+
+
+def _reach(settings: Settings) -> AdminClient:
+    return AdminClient(find_address(settings), _read_token(settings), _start(settings))
 
 
 def ask_server(
@@ -100,9 +109,8 @@ def ask_server(
 
     Raises NotFound if there is no admin token, and UpstreamUnreachable if the server does not respond.
     """
-    address, token = find_address(settings), _read_token(settings)
     target = f"/-/api{quote(path)}{'?' if query else ''}{urlencode(query)}"
-    return AdminClient(address, token).ask(target, body, method)
+    return _reach(settings).ask(target, body, method)
 
 
 def follow_events(
@@ -112,8 +120,7 @@ def follow_events(
 
     Return the status, and the body if it is not 200. Raises NotFound and UpstreamUnreachable as `ask_server` does.
     """
-    address, token = find_address(settings), _read_token(settings)
-    return AdminClient(address, token).follow(f"/-/api/events?{urlencode(query)}", last_id, take)
+    return _reach(settings).follow(f"/-/api/events?{urlencode(query)}", last_id, take)
 
 
 def read_admin_token(settings: Settings) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from proxy.config import Settings, load_settings
+from proxy.config import Settings, load_report_settings, load_settings
 from proxy.model.errors import ProxyError
 
 if TYPE_CHECKING:  # what commands read with is imported by those that read
@@ -110,7 +110,7 @@ class Services:
         self, data: Path | None, config: Path | None, query: Callable[[Log, Settings], Awaitable[T]]
     ) -> T:
         """Return what `query` finds in the log, where it depends on the settings too."""
-        settings = load_settings(config, {"data": data})
+        settings = load_report_settings(config, data)
 
         async def run() -> T:
             log = self.open_log(settings)

@@ -1,10 +1,12 @@
 """Load the settings from flags, environment variables and a file: each key from the first of these that sets it."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -16,6 +18,9 @@ from proxy.config.errors import ConfigError, Problem, Source, format_path, list_
 from proxy.config.reference import name_keys
 from proxy.config.settings import Settings
 
+KEPT_FILE = "settings.json"
+"""The file in the data directory that has what commands need of its server's settings (`Settings.dump_judging`)."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 PREFIX = "PALIMPSEST_"
 FILE_VARIABLE, MEMORY_VARIABLE = "PALIMPSEST_CONFIG", "PALIMPSEST_MEMORY_DIR"
 _NO_SETTINGS = frozenset({FILE_VARIABLE.lower(), MEMORY_VARIABLE.lower()})
@@ -24,11 +29,13 @@ _TOO_DEEP = "is nested too deep, or holds itself (&name ... *name)"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*+)(?::-([^}]*+))?(?:\}|\Z)")
 
 
-def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+def load_settings(
+    file: Path | None = None, flags: Mapping[str, Any] | None = None, kept: Mapping[str, Any] = NOTHING
+) -> Settings:
     """Return the settings of this start. Raises ConfigError, whose text is ready to print.
 
     `file` is a YAML file; without it the one that PALIMPSEST_CONFIG names, if any. `flags` are values by key path
-    (`{"server.port": 1}`); None means not given.
+    (`{"server.port": 1}`); None means not given. `kept` are values in place of defaults.
     """
     variables = read_environment()
     if file is None and variables.get(FILE_VARIABLE):
@@ -37,7 +44,8 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     from_file = interpolate(read_file(file), variables, str(file), problems) if file else {}
     from_flags, environment = nest(flags or {}), Environment()
     from_environment = environment()
-    layers = tuple(InitSettingsSource(Settings, tree) for tree in (from_flags, from_environment, from_file))
+    trees = (from_flags, from_environment, from_file, dict(kept))
+    layers = tuple(InitSettingsSource(Settings, tree) for tree in trees)
     try:
         settings = Settings(_build_sources=(layers, {}))
     except ValidationError as error:
@@ -52,6 +60,19 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     if problems:
         raise ConfigError(problems)
     return settings
+
+
+def load_report_settings(file: Path | None, data: Path | None) -> Settings:
+    """Return the settings of a command that reads the log: what nobody set for it is as its last server had it.
+
+    Raises ConfigError. What a server of another version kept, and this one cannot read, does not count.
+    """
+    settings = load_settings(file, {"data": data})
+    try:
+        kept = json.loads((settings.data / KEPT_FILE).read_bytes())
+        return load_settings(file, {"data": data}, kept) if isinstance(kept, dict) else settings
+    except (OSError, ValueError, ConfigError):
+        return settings
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:

@@ -324,6 +324,13 @@ class Settings(BaseSettings):
         """Return the prices that the settings state, by the model's pattern."""
         return {pattern: price.offer() for pattern, price in self.pricing.items()}
 
+    def dump_judging(self) -> str:
+        """Return what is set of that by which reports judge calls, as JSON. It has no secrets."""
+        upstream = {"name", "kind", "base_url", "models", "auth", "window", "cache"}
+        included = dict.fromkeys(("models", "budget", "doom_loop", "pricing"), True)
+        included["upstreams"] = {"__all__": upstream}
+        return self.model_dump_json(include=included, exclude={"budget": {"estimator"}}, exclude_unset=True)
+
     def with_idle_timeout(self, seconds: float) -> Self:
         """Return the same settings with one idle timeout for all upstreams."""
         upstreams = tuple(upstream.model_copy(update={"idle_timeout": seconds}) for upstream in self.upstreams)

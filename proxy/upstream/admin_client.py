@@ -32,11 +32,11 @@ class AdminClient:
     """Sends requests of commands to our own server.
 
     The token is sent only to the configured address: no proxy is used, and no redirect is followed. Responses longer
-    than `max_bytes` are refused.
+    than `max_bytes` are refused. `start` is the command that starts the server, for errors.
     """
 
-    def __init__(self, address: str, token: str, max_bytes: int = _MAX_BYTES) -> None:
-        self._address = address
+    def __init__(self, address: str, token: str, start: str = "palimpsest serve", max_bytes: int = _MAX_BYTES) -> None:
+        self._address, self._start = address, start
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
@@ -83,8 +83,8 @@ class AdminClient:
             try:
                 connection.connect()
             except OSError as error:
-                what = f"no server answers at {self._address}; start it by `palimpsest serve`"
-                raise UpstreamUnreachable(f"{what}, or say --data, or --host, --port") from error
+                what = f"no server answers at {self._address}; start it by `{self._start}`"
+                raise UpstreamUnreachable(f"{what}, or name another by --data, or --host and --port") from error
             connection.sock.settimeout(seconds)
             yield connection
         finally:

@@ -16,6 +16,7 @@ from proxy.model.card import Card
 from proxy.model.erasing import SessionErasure
 from proxy.model.errors import NotFound
 from proxy.model.search import IndexHealth
+from proxy.reading import measure
 from proxy.trial.estimate import Trial
 from tests.support.fake_log import FakeLog
 from tests.support.searching import FakeIndex
@@ -110,4 +111,5 @@ def call_without_log(*arguments: str) -> int:
 
 def call_on_disk(data: Path, *arguments: str) -> int:
     """Run a command on the log in a directory; the exit code."""
-    return call_with([*arguments, "--data", str(data)], open_log, open_index=open_index, update_index=update_index)
+    index = {"open_index": open_index, "update_index": update_index}
+    return call_with([*arguments, "--data", str(data)], open_log, load_savings_inputs=measure, **index)

@@ -12,6 +12,7 @@ import pytest
 from proxy.config import load_settings
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.manifest import make_manifest
+from proxy.running import note_address
 from proxy.store.sqlite.archive import open_sqlite
 from tests.cli.commands import call_on_disk
 
@@ -108,3 +109,29 @@ def test_without_a_log_the_command_says_so_in_one_line(tmp_path: Path, capsys: p
     assert told.startswith("palimpsest: ")
     assert len(told.splitlines()) == 1
     assert not (tmp_path / "nowhere").exists()
+
+
+async def test_prices_that_only_the_server_was_given_count_for_commands_too(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    pricing = {"m": {"input": 1_000_000, "output": 2_000_000}}
+
+    def spend() -> float | None:
+        capfdbinary.readouterr()
+        assert call_on_disk(tmp_path, "sessions", "--json") == 0
+        [session] = json.loads(capfdbinary.readouterr().out)
+        money: float | None = session["spent"]["money"]
+        return money
+
+    def check() -> None:
+        assert spend() is None
+        with note_address(load_settings(None, {"data": tmp_path, "pricing": pricing}), 1):
+            assert spend() == pytest.approx(3 * 1 + 1 * 2)
+        assert spend() == pytest.approx(5), "the server has ended, and its log is judged as before"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PALIMPSEST_PRICING", '{"m": {"input": 2000000}}')
+            assert spend() == pytest.approx(3 * 2 + 1 * 2), "what the command is told comes first"
+        with note_address(load_settings(None, {"data": tmp_path}), 1):
+            assert spend() is None
+
+    await write_exchange(tmp_path, check)

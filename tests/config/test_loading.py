@@ -7,7 +7,7 @@ import pytest
 
 from proxy.config import load_settings
 from proxy.config.errors import ConfigError, Problem, describe_error, format_path
-from proxy.config.loading import Environment, interpolate, nest, read_file
+from proxy.config.loading import Environment, interpolate, load_report_settings, nest, read_file
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,25 @@ def test_without_a_file_none_is_looked_for() -> None:
 def test_the_environment_can_name_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_CONFIG", str(write("mode: bypass")))
     assert load_settings().mode == "bypass"
+
+
+def test_a_command_that_reads_goes_by_its_servers_settings_where_it_has_none(tmp_path: Path) -> None:
+    upstream = {"name": "b", "base_url": "http://b/v1", "window": 9000, "cache": "units", "api_key": "secret-key"}
+    budget = {"ceiling_tokens": 9_000, "estimator": "no.such.function"}
+    server = load_settings(
+        None, {"upstreams": [upstream], "budget": budget, "server.admin_token": "secrets", "mode": "observe"}
+    )
+    (tmp_path / "settings.json").write_text(kept := server.dump_judging())
+    assert "secret" not in kept
+    found = load_report_settings(write("budget: {output_reserve: 500}"), tmp_path)
+    assert (found.budget.ceiling_tokens, found.budget.output_reserve, found.budget.estimator) == (9_000, 500, "")
+    assert (found.upstreams[0].window, found.providers()["b"].cache, found.mode) == (9_000, "units", "manage")
+
+
+@pytest.mark.parametrize("kept", ["", "[1]", '{"budget": {"no_key": 1}}', "\xff"])
+def test_settings_of_a_server_that_cannot_be_read_do_not_count(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "settings.json").write_bytes(kept.encode("latin-1"))
+    assert load_report_settings(None, tmp_path) == load_settings(None, {"data": tmp_path})
 
 
 def test_a_list_in_a_later_source_replaces_the_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,4 +106,4 @@ def test_calls_are_followed_across_a_restart_with_the_numbers_of_the_log(provide
 def test_without_a_server_it_says_how_to_start_one(tmp_path: Path) -> None:
     ended = run_command("tail", "--data", str(tmp_path), "--admin-token", TOKEN, "--port", "9")
     assert (ended.returncode, ended.stdout) == (1, b"")
-    assert b"no server answers" in ended.stderr and b"start it by `palimpsest serve`" in ended.stderr
+    assert b"no server answers" in ended.stderr and b"start it by `palimpsest serve --data " in ended.stderr

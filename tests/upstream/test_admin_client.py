@@ -39,7 +39,7 @@ async def test_where_nobody_listens_it_is_told_what_to_do() -> None:
     listener.close()
     await listener.wait_closed()
     client = AdminClient(f"http://127.0.0.1:{port}", "t")
-    with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`, or say --data, or --host, --port"):
+    with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`, or name another by --data"):
         client.ask("/", b"")
     with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`"):
         client.follow("/-/api/events", "", lambda piece: None)

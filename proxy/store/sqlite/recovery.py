@@ -93,7 +93,7 @@ def list_aside(log: Path) -> list[str]:
 
 
 def recover_log(policy: StorePolicy) -> None:
-    """Bring a log up to date before it is read without a server: its tables, and what a killed server left in its journal.
+    """Bring a log up to date, before it is read without a server: its tables, and what a kill left in its journal.
 
     Does nothing while a server runs, and only warns if it fails. Raises StoreUnavailable if even reading would do harm
     (see `refuse_foreign_wal`, `refuse_emptied`).

@@ -180,7 +180,7 @@ async def test_commands_bring_it_up_to_date_where_no_server_runs(old: Path, poli
     assert verify_log(old).faults == ()
 
 
-async def test_a_log_in_use_that_is_older_is_left_alone(
+def test_a_log_in_use_that_is_older_is_left_alone(
     old: Path, policy: StorePolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock = WriterLock(old.resolve())

@@ -327,7 +327,7 @@ class Settings(BaseSettings):
     def dump_judging(self) -> str:
         """Return what is set of that by which reports judge calls, as JSON. It has no secrets."""
         upstream = {"name", "kind", "base_url", "models", "auth", "window", "cache"}
-        included = dict.fromkeys(("models", "budget", "doom_loop", "pricing"), True)
+        included: dict[str, Any] = dict.fromkeys(("models", "budget", "doom_loop", "pricing"), True)
         included["upstreams"] = {"__all__": upstream}
         return self.model_dump_json(include=included, exclude={"budget": {"estimator"}}, exclude_unset=True)
 

@@ -17,7 +17,7 @@ from proxy.config import Settings
 from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
 from proxy.engine.reports.titles import find_title
-from proxy.engine.turns.calls import LocalClient
+from proxy.engine.response_stream import LocalClient
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.exchange import ClientRequest
 from proxy.model.log import Bill, ExchangeRow
@@ -28,6 +28,7 @@ from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
 from proxy.wire import FORMATS
 
+_OK = 200
 _IDLE_SECONDS = 5.0
 _PAGE = 256
 _PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
@@ -151,7 +152,7 @@ class _Replay:
         # When the next call comes, what is planned ahead for it has long been planned.
         await asyncio.sleep(0)
         await self._engine.worker.finish()
-        self._errors += client.has_failed
+        self._errors += client.error is not None or client.status != _OK
         self._sessions[client.session] = None
 
     async def _settle(self) -> None:

@@ -8,7 +8,7 @@ outputs, too.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from textwrap import wrap
 from typing import Protocol
@@ -23,7 +23,7 @@ from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_call import ModelCall, ModelResponse
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.scheduling import list_summary_models
+from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.context.epoch_planner import EpochPlanner
@@ -130,30 +130,21 @@ class FileProse:
             return "", "the upstream of the session is no longer in the settings"
         newest = self.trigger.credentials.find_newest(session.id)
         credential = newest[1] if newest else CallCredential(home, make_target(CHAT), (*_JSON, *list_headers(CHAT)))
-        policy = replace(self.policy, model=self.model, fallback_models=())
-        target = next(list_summary_models(policy, credential.upstream, model, self.routes))
-        upstream, health = target.upstream.name, self.summarizer.health
-        if newest is None and not self.providers.get(upstream, _ANY).has_own_key:
+        target = find_own_upstream(self.policy, self.model, credential.upstream, model, self.routes)
+        if newest is None and not self.providers.get(target.name, _ANY).has_own_key:
             return "", "no call of this session was accepted lately, so that there is no credential"
-        if self.trigger.is_local(upstream, self.model) and self.trigger.has_call(upstream):
+        if self.trigger.has_call(target.name, self.model):
             return "", "the local server has a client's call"
-        form = self._find_form(session, target.upstream, credential)
+        form = self._find_form(session, target, credential)
         count = self.summarizer.count
         orders, shown = render_file_request(path, seen, cut_to_ends(text, _SHOWN_TOKENS, count))
         limit = OutputLimit(PROSE_TOKENS, self.policy.reasoning_tokens)
         expected = Usage(count(orders) + count(shown), PROSE_TOKENS)
-        if why := health.find_objection(
-            session, credential, upstream, self.model, expected=expected, is_manual=is_manual
-        ):
-            return "", why
-        health.breakers.record_start(upstream, self.model, self.summarizer.clock.monotonic())
         body = write_compact(form, self.model, orders, shown, limit)
-        asked = ModelCall(session, credential, target.upstream, form, self.model, body, MAX_PROSE_CHARACTERS, expected)
-        response = await self.summarizer.caller.call(asked)
+        asked = ModelCall(session, credential, target, form, self.model, body, MAX_PROSE_CHARACTERS, expected)
+        response = await self.summarizer.caller.ask(asked, is_manual=is_manual)
         if not isinstance(response, ModelResponse):
-            health.breakers.record_failure(upstream, self.model, self.summarizer.clock.monotonic())
             return "", response.reason
-        health.breakers.record_success(upstream, self.model)
         said = " ".join(fit_text(response.text).split())
         return (said, "") if said and not response.is_tool_call else ("", "it wrote no sentence")
 

@@ -25,9 +25,9 @@ from proxy.engine.recall.scope import is_conversation
 from proxy.engine.reports.conversation import list_raws, split_whole
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.request_resolver import RequestResolver
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import write_answer, write_messages
-from proxy.engine.turns.calls import LocalClient
 from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
@@ -49,7 +49,6 @@ from proxy.model.parts import MessagePart, TypedPart
 from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_usage
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
-from proxy.wire.headers import find_header
 from proxy.wire.json_values import encode_text, join_array, read_object
 from proxy.wire.summary_request import list_headers, make_target
 from proxy.wire.translation.conversations import translate
@@ -255,7 +254,7 @@ class TurnRecorder:
         if (kept := await self._find_kept(key.id, read_key(headers), spelled)) is not None:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
-        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient(terms.form.name)
+        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient()
         had_job = self.has_job(key.id)
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
@@ -265,7 +264,7 @@ class TurnRecorder:
                 return kept
         if client.error is not None:
             raise client.error
-        row = await self.find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
+        row = await self.find_row(key.id, client.exchange)
         if row is None:
             raise StoreUnavailable("the log has not taken the turn in time")
         return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job), row.id)

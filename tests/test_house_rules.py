@@ -44,7 +44,7 @@ MOST_MODULES = {
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/app.py": {"proxy.telemetry.tracing"},
-    "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
+    "proxy/assembly.py": {"proxy.upstream.litellm_client"},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.

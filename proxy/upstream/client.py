@@ -11,7 +11,7 @@ import math
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
@@ -317,6 +317,28 @@ class WebhookClient:
     async def aclose(self) -> None:
         """Close all connections."""
         self._client.close()
+
+
+class Received(NamedTuple):
+    """A whole response."""
+
+    status: int
+    headers: Headers
+    content: bytes
+
+
+async def fetch(policy: UpstreamPolicy, method: str, target: bytes, headers: Headers, body: bytes = b"") -> Received:
+    """Make one call of a command to an upstream, or to our own server, as the proxy reaches it. Raises ProxyError."""
+    client = DirectClient(policy, asyncio.get_running_loop().create_task)
+    try:
+        response = await client.send(method, target, (*headers, (b"user-agent", b"palimpsest")), body)
+        content = b""
+        while piece := await response.read():
+            content += piece
+        response.close()
+        return Received(response.status, response.headers, content)
+    finally:
+        client.close()
 
 
 async def _upload(connection: HttpConnection, body: RequestBody, *, is_chunked: bool) -> None:

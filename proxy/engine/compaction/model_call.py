@@ -29,7 +29,7 @@ from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Headers, Opening, Reading, Round, SessionKey, Usage
 from proxy.model.manifest import make_capped_manifest
 from proxy.retrieval.embeddings import EMBEDDINGS, read_embeddings
-from proxy.wire import FORMATS
+from proxy.wire import CHAT
 from proxy.wire.body import decode_content
 from proxy.wire.format import Format
 from proxy.wire.headers import (
@@ -48,7 +48,6 @@ MOST_BYTES = 32 * 1024 * 1024
 """The most bytes of a response: a few times what 64 vectors of 8,192 numbers take."""
 
 _METHOD = "POST"
-_USUAL = FORMATS["chat_completions"]  # as an upstream says why it makes no vectors
 # A larger response is parsed in a thread, and so are vectors: 64 of 3,072 numbers take 60 ms.
 _INLINE_BYTES = 64 * 1024
 _RECORDED_BYTES = 1024  # of a call for vectors
@@ -206,7 +205,7 @@ class RunningCall(LocalClient):
             coding = find_header(self.headers, b"content-encoding").decode("latin-1")
             codes, usage = read_embeddings(decode_content(self.content, coding, MOST_BYTES), len(asked.texts))
             return ModelResponse("", "", usage, seconds, is_tool_call=False, exchange=self.id, codes=codes)
-        form = asked.form or _USUAL
+        form = asked.form or CHAT  # as an upstream says why it makes no vectors
         answer, _ = read_received(form, self.headers, self.content, MOST_BYTES)
         if answer.error or not answer.is_ended:
             raise ValueError(answer.error or _BROKEN)

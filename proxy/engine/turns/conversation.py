@@ -33,7 +33,7 @@ from proxy.engine.turns.answers import (
     write_messages,
 )
 from proxy.engine.turns.calls import LocalResponse, make_call
-from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
+from proxy.engine.turns.recording import NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
@@ -43,6 +43,7 @@ from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, ToolPart
 from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnFigures, TurnResult, count_usage
+from proxy.wire import CHAT
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
 from proxy.wire.summary_request import list_headers, make_target

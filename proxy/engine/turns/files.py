@@ -30,14 +30,14 @@ from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.policy import FilePolicy, Provider
 from proxy.engine.ports import Upstream
 from proxy.engine.request_resolver import Route
-from proxy.engine.turns.recording import CHAT, TurnRecorder
+from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.epoch import name_file
 from proxy.model.errors import TooLarge, WorkerLost
 from proxy.model.exchange import Headers, SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.model.parts import FileRefPart
 from proxy.model.results import FileHandleResult
-from proxy.wire import FORMATS
+from proxy.wire import CHAT, FORMATS
 from proxy.wire.format import Format
 from proxy.wire.summary_request import OutputLimit, find_form, list_headers, make_target, write_compact
 

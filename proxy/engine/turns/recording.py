@@ -47,7 +47,7 @@ from proxy.model.log import ExchangeRow
 from proxy.model.manifest import make_manifest
 from proxy.model.parts import MessagePart, TypedPart
 from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_usage
-from proxy.wire import FORMATS
+from proxy.wire import CHAT, FORMATS
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array, read_object
 from proxy.wire.summary_request import list_headers, make_target
@@ -56,7 +56,6 @@ from proxy.wire.translation.conversations import translate
 Message = Mapping[str, Any]
 """A message as the API of chat completions has it."""
 
-CHAT = FORMATS["chat_completions"]
 """The format in which turns are told, and that of a session which begins with one."""
 
 _CREATED = "/-/api/sessions"

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.context.pricing import Cost
 from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, OperatorEngine, describe_problem
 from proxy.engine.mapping.sandbox import PromptTemplate, Unfit
@@ -140,16 +139,16 @@ class LlmMapper:
         if response.status not in _SUCCESS:
             pause = read_rate_limits(response.headers, self._run.clock.now_ms()).retry_after
             raise self._pacer.refuse(response.status, f"status {response.status}: {answer.error}", pause)
+        self._count(answer.usage)
         if answer.error:
             raise CallFailed(f"the upstream answered with an error: {answer.error}")
-        self._count(answer.usage)
         said = read_summary(_FORM, answer)
         if said.refusal:
             raise CallFailed(f"the model refused: {said.refusal}", is_final=True)
         return said.text, said.finish == "length"
 
     def _count(self, usage: Usage | None) -> None:
-        cost = Cost()
-        if usage is not None:
-            cost = self._prices.price(self._exchanges.find_upstream(self._order.model), self._order.model, usage)
-        self._run.totals.add_call(None if usage is None else count_usage(usage), cost)
+        if usage is None:
+            return self._run.totals.add_call(None, None)
+        cost = self._prices.price(self._exchanges.find_upstream(self._order.model), self._order.model, usage)
+        self._run.totals.add_call(count_usage(usage), cost.money)

@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from proxy.context.pricing import Cost
 from proxy.engine.mapping.pool import Inputs, run_each
 from proxy.engine.mapping.sandbox import RunSandbox, Sandbox, TaskFailed
 from proxy.engine.policy import OperatorPolicy
@@ -65,18 +64,12 @@ class MapTotals(msgspec.Struct):
     tokens: TokenUsage = TokenUsage()
     cost: float | None = 0.0
 
-    def add_call(self, tokens: TokenUsage | None, cost: Cost) -> None:
+    def add_call(self, tokens: TokenUsage | None, cost: float | None) -> None:
         """Add a call that was answered; without tokens where the answer told none."""
         self.calls += 1
         if tokens is None:
             self.uncounted += 1
             return
-        self.tokens += tokens
-        self.cost = None if self.cost is None or cost.money is None else self.cost + cost.money
-
-    def add_turn(self, tokens: TokenUsage, cost: float | None) -> None:
-        """Add a call of a conversation."""
-        self.calls += 1
         self.tokens += tokens
         self.cost = None if self.cost is None or cost is None else self.cost + cost
 

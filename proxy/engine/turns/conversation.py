@@ -44,6 +44,7 @@ from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, ToolPart
 from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnFigures, TurnResult, count_usage
 from proxy.wire import CHAT
+from proxy.wire.headers import read_rate_limits
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
 from proxy.wire.summary_request import list_headers, make_target
@@ -461,7 +462,8 @@ class ProgramSession:
             told = read_object(response.content.decode(errors="replace"))
             said = read_error(told) if told is not None else response.content[:_MOST_QUOTED].decode(errors="replace")
             what = f"{self.key.upstream} has refused the call with status {response.status}: {said}"
-            raise UpstreamRefused(what, response.status, response.content)
+            pause = read_rate_limits(response.headers, home.recorder.clock.now_ms()).retry_after
+            raise UpstreamRefused(what, response.status, response.content, pause)
         return response
 
     def _make_result(self, response: LocalResponse, answer: ReadAnswer) -> TurnResult:

@@ -196,3 +196,19 @@ async def test_a_consumer_that_stops_ends_the_agents_and_their_tools(bench: Benc
     assert ended.is_set()
     assert not bench.model.running
     assert bench.told[-1].is_cancelled
+
+
+async def test_a_pause_that_the_upstream_asks_for_is_kept(bench: Bench) -> None:
+    refusal = Reply("slow down", status=429, headers=((b"retry-after", b"0.01"),))
+    bench.model.say = lambda request, number: refusal if number == 0 else Reply("done")
+    began = asyncio.get_running_loop().time()
+    [result] = await bench.results(["a"])
+    assert (result.success, result.output_text) == (True, "done")
+    assert asyncio.get_running_loop().time() - began < 0.4  # without it the pause is half a second
+
+
+async def test_an_answer_that_tells_no_tokens_is_in_neither_sum(bench: Bench) -> None:
+    bench.model.say = lambda request, number: Reply("done", usage=None)
+    await bench.results(["a"])
+    totals = bench.run.totals
+    assert (totals.calls, totals.uncounted, totals.tokens.input, totals.cost) == (1, 1, 0, 0.0)

@@ -98,7 +98,7 @@ async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool
     for policy in settings.upstream_policies():
         if policy.kind == "litellm":
             what = "litellm reaches this upstream, and no free call checks it; --live does not call it either."
-            found.append(Finding(name=f"upstream {policy.name}", state="ok", sentence=what))
+            found.append(Finding(f"upstream {policy.name}", "ok", what))
     found += [finding for probe in probes for finding in (judge_upstream(probe), judge_key(probe)) if finding]
     store = await inspect_store(settings, is_quick=True)
     found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
@@ -217,14 +217,14 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Headers) -> F
         response = await fetch(UpstreamPolicy("server", address, **_TIMES), "GET", _MODELS, (*key, *_VERSION))
     except ProxyError as error:
         what = f"The running server did not pass a call on: {error}."
-        return Finding(name=name, state="fault", sentence=what, advice="See the log of the server.")
+        return Finding(name, "fault", what, "See the log of the server.")
     facts = {"through": response.status, "direct": probe.status}
     if response.status == probe.status:
         what = f"GET /v1/models gives {probe.status} through the running server, as it does directly."
-        return Finding(name=name, state="ok", sentence=what, facts=facts)
+        return Finding(name, "ok", what, facts=facts)
     what = f"GET /v1/models gives {response.status} through the running server, and {probe.status} directly."
     advice = "Restart the server with these settings."
-    return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
+    return Finding(name, "warning", what, advice, facts=facts)
 
 
 async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[UpstreamProbe] = ()) -> list[Finding]:
@@ -246,7 +246,7 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
             engine = await build_engine(own, connect=lambda policy, *_: upstreams[policy.name])
         except ProxyError as error:
             what = f"No session could be rehearsed: {error}."
-            return [Finding(name="rehearsal", state="fault", sentence=what, advice="Make room for temporary files.")]
+            return [Finding("rehearsal", "fault", what, "Make room for temporary files.")]
         try:
             engine.prepare()
             await engine.warm()
@@ -274,9 +274,7 @@ async def call_live(settings: Settings, policy: UpstreamPolicy, key: Headers, in
     name, model = f"live {policy.name}", dict(reversed(await list_models(settings))).get(policy.name)
     if not key or model is None:
         what = "No key is known here, or no call goes there, so no call was made."
-        return Finding(
-            name=name, state="warning", sentence=what, advice="Set api_key, or the variable of the provider."
-        )
+        return Finding(name, "warning", what, "Set api_key, or the variable of the provider.")
     form = _WIRES[find_api(policy.base_url)][0]
     limit = "max_completion_tokens" if form is CHAT else "max_tokens"
     body = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: _LIVE_TOKENS}
@@ -285,12 +283,12 @@ async def call_live(settings: Settings, policy: UpstreamPolicy, key: Headers, in
         response = await fetch(replace(policy, **_TIMES), "POST", make_target(form), headers, msgspec.json.encode(body))
     except ProxyError as error:
         what = f"A short call failed: {error}."
-        return Finding(name=name, state="fault", sentence=what, advice="Check the upstream.")
+        return Finding(name, "fault", what, "Check the upstream.")
     if response.status != _OK:
         what = f"A short call of {model} gave {response.status}."
-        return Finding(name=name, state="fault", sentence=what, advice="Check the model's name, the key and its quota.")
+        return Finding(name, "fault", what, "Check the model's name, the key and its quota.")
     answer = form.read_answer(read_object(response.content.decode("utf-8", "replace")) or {})
     money = inputs.prices.price(policy.name, model, answer.usage or Usage()).money
     price = "no price of it is known" if money is None else f"it cost ${money:.6f}"
     what = f"A short call of {model} was answered; {price}."
-    return Finding(name=name, state="ok", sentence=what, facts={"model": model, "money": money})
+    return Finding(name, "ok", what, facts={"model": model, "money": money})

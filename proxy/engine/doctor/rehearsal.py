@@ -243,19 +243,19 @@ def judge_rehearsal(played: Rehearsal) -> list[Finding]:
     if played.problem:
         what = f"A rehearsed session of {name} could not be played: {played.problem}."
         advice = "See the log of this command; if the settings are right, please report it."
-        return [Finding(name="rehearsal", state="fault", sentence=what, advice=advice, facts=facts)]
+        return [Finding("rehearsal", "fault", what, advice, facts=facts)]
     found = []
     if played.is_one and not played.is_inferred:
         what = f"Calls that name their session are recognised by that, and no others: sessions.infer is off ({name})."
         advice = "Have each client send x-palimpsest-session, or set sessions.infer: true."
-        found.append(Finding(name="session", state="warning", sentence=what, advice=advice, facts=facts))
+        found.append(Finding("session", "warning", what, advice, facts=facts))
     elif played.is_one:
         what = f"Calls of one conversation are one session, and those of another are another ({name})."
-        found.append(Finding(name="session", state="ok", sentence=what, facts=facts))
+        found.append(Finding("session", "ok", what, facts=facts))
     else:
         what = f"Calls of one conversation were not recognised as one session ({name})."
         advice = "Set sessions.infer: true, or have the client send x-palimpsest-session."
-        found.append(Finding(name="session", state="fault", sentence=what, advice=advice, facts=facts))
+        found.append(Finding("session", "fault", what, advice, facts=facts))
     sizes: Facts = {**facts, "client_tokens": played.client, "sent_tokens": played.sent}
     if not played.is_managed or played.sent >= played.client:
         found.append(_judge_unshortened(played, name, sizes))
@@ -264,15 +264,15 @@ def judge_rehearsal(played: Rehearsal) -> list[Finding]:
     what = (
         f"A rehearsed long session of {name} shrinks from {played.client:,} to {played.sent:,} tokens ({share:.0f} %)."
     )
-    found.append(Finding(name="shortening", state="ok", sentence=what, facts=sizes))
+    found.append(Finding("shortening", "ok", what, facts=sizes))
     if played.is_repeated:
         what = f"After it each request begins with the bytes of the one before, so that the cache stays warm ({name})."
-        found.append(Finding(name="cache", state="ok", sentence=what, facts=facts))
+        found.append(Finding("cache", "ok", what, facts=facts))
     else:
         what = f"After it requests do not begin with the bytes of the one before ({name}); the cache would miss."
         state: State = "warning" if played.strategy == "turns" else "fault"
         advice = "The strategy turns changes with each prompt; epochs does not." if state == "warning" else "Report it."
-        found.append(Finding(name="cache", state=state, sentence=what, advice=advice, facts=facts))
+        found.append(Finding("cache", state, what, advice, facts=facts))
     return found
 
 
@@ -282,16 +282,16 @@ def judge_passing(played: Rehearsal) -> Finding | None:
         return None
     if played.is_passed:
         what = "Headers of clients, and refusals of the upstream with their headers, pass unchanged."
-        return Finding(name="gateway", state="ok", sentence=what)
+        return Finding("gateway", "ok", what)
     what = "A refusal of the upstream, or a header of the client, did not pass unchanged."
-    return Finding(name="gateway", state="fault", sentence=what, advice="Please report it.")
+    return Finding("gateway", "fault", what, "Please report it.")
 
 
 def _judge_unshortened(played: Rehearsal, name: str, facts: Facts) -> Finding:
     if played.strategy == "snapshot":
         what = f"A rehearsed session of {name} has no memory yet: the strategy snapshot has a model make it."
         advice = "Watch the first long session by `palimpsest show`."
-        return Finding(name="shortening", state="warning", sentence=what, advice=advice, facts=facts)
+        return Finding("shortening", "warning", what, advice, facts=facts)
     what = f"A rehearsed long session of {name} was not shortened: {played.client:,} tokens were sent."
     advice = "Check mode, budget and pruning in the settings; `palimpsest config check` names what is wrong."
-    return Finding(name="shortening", state="fault", sentence=what, advice=advice, facts=facts)
+    return Finding("shortening", "fault", what, advice, facts=facts)

@@ -14,8 +14,9 @@ from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, OperatorEngine, describe_problem
 from proxy.engine.mapping.sandbox import PromptTemplate, Unfit
 from proxy.engine.response_reader import read_received
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import attempt
-from proxy.engine.turns.calls import LocalResponse, make_call
+from proxy.engine.turns.calls import make_call
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.exchange import Answer, ClientRequest, Headers, Usage
 from proxy.model.results import MapResult, count_usage
@@ -131,7 +132,7 @@ class LlmMapper:
         self._run.session = self._run.session or response.session
         return self._read(response)
 
-    def _read(self, response: LocalResponse) -> tuple[str, bool]:
+    def _read(self, response: LocalClient) -> tuple[str, bool]:
         try:
             answer, _ = read_received(_FORM, response.headers, response.content, _MOST_ANSWER)
         except ValueError as error:

@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.response_reader import is_event_stream
 from proxy.engine.response_stream import SUCCESS, LocalClient
@@ -16,20 +14,6 @@ from proxy.wire.streams import MARKER_REACH
 
 Take = Callable[[bytes, Headers], Awaitable[None]]
 """Is given each piece of a successful response as it comes, with the head's fields. The next piece waits for it."""
-
-
-class LocalResponse(msgspec.Struct, frozen=True):
-    """A complete response, of any status. `session` and `exchange` are the ids of the call in the log.
-
-    `labels` are the fields that we add to its head: what was compacted, whether the agent goes round in circles.
-    """
-
-    status: int
-    headers: Headers
-    content: bytes
-    session: str
-    exchange: str
-    labels: Headers
 
 
 class TakingClient(LocalClient):
@@ -88,8 +72,10 @@ async def make_call(
     take: Take | None = None,
     *,
     program: ProgramCall | None = None,
-) -> LocalResponse:
-    """Make a call, and return its complete response once the log has it. If it is cancelled, so is the call.
+) -> LocalClient:
+    """Make a call, and return its client, with a complete response of any status, once the log has it.
+
+    If it is cancelled, so is the call.
 
     `program` names its session, where we hold the history of that.
     Raises ProxyError if no complete response came, and what `take` has raised once the call has ended.
@@ -119,5 +105,4 @@ async def make_call(
         raise client.error
     if not client.is_whole:
         raise UpstreamUnreachable(f"the response broke off after {len(client.content)} bytes")
-    named = client.session, client.exchange
-    return LocalResponse(client.status, client.headers, client.content, *named, client.labels)
+    return client

@@ -21,6 +21,7 @@ from proxy.engine.ports import Archive, Clock
 from proxy.engine.recall.scope import is_conversation
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_reader import ResponseReader
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import EngineBus, SystemIds, TaskRunner
 from proxy.engine.turns.answers import (
     OnPart,
@@ -32,7 +33,7 @@ from proxy.engine.turns.answers import (
     tell,
     write_messages,
 )
-from proxy.engine.turns.calls import LocalResponse, make_call
+from proxy.engine.turns.calls import make_call
 from proxy.engine.turns.recording import NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
@@ -453,7 +454,7 @@ class ProgramSession:
         headers = (*_JSON, *list_headers(CHAT))
         return ClientRequest("POST", make_target(CHAT), headers, msgspec.json.encode(body))
 
-    async def _call(self, request: ClientRequest, reader: PartReader | None) -> LocalResponse:
+    async def _call(self, request: ClientRequest, reader: PartReader | None) -> LocalClient:
         """Make a call. Raises UpstreamRefused if the upstream does not answer it."""
         home, take = self._home, reader.take if reader is not None else None
         program = ProgramCall(self.key)
@@ -466,7 +467,7 @@ class ProgramSession:
             raise UpstreamRefused(what, response.status, response.content, pause)
         return response
 
-    def _make_result(self, response: LocalResponse, answer: ReadAnswer) -> TurnResult:
+    def _make_result(self, response: LocalClient, answer: ReadAnswer) -> TurnResult:
         usage = answer.usage
         cost = None if usage is None else self._home.prices.price(self.key.upstream, self.model, usage).money
         return TurnResult(

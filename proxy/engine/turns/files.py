@@ -35,7 +35,7 @@ from proxy.model.exchange import Headers, SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.model.parts import FileRefPart
 from proxy.model.results import FileHandleResult
-from proxy.wire import CHAT, FORMATS
+from proxy.wire import CHAT, FORMATS, find_wire
 from proxy.wire.format import Format
 from proxy.wire.summary_request import OutputLimit, find_form, list_headers, make_target, write_compact
 
@@ -151,8 +151,7 @@ class FileProse:
         """Return the format of a call: at the session's own upstream that of its calls."""
         if target.name != session.upstream:
             return find_form(self.summarizer.providers.get(target.name, _ANY).host)
-        path = credential.target.partition(b"?")[0].decode("latin-1")
-        return next((form for form in FORMATS.values() if path.endswith(form.path_ending)), CHAT)
+        return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or CHAT.name]
 
 
 @dataclass(kw_only=True, eq=False)

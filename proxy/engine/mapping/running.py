@@ -85,7 +85,7 @@ class MapRun:
     tasks: TaskRunner
     clock: Clock
     sandbox: RunSandbox
-    publish: Publish | None = None
+    publish: Publish
     session: str = ""  # where its calls are kept, once that is known
     totals: MapTotals = field(default_factory=MapTotals)
 
@@ -108,20 +108,17 @@ class MapRun:
             self._tell_end(round(1000 * (self.clock.monotonic() - began)), is_cancelled=is_cancelled)
 
     def _tell_start(self, items: int | None) -> None:
-        if self.publish is not None:
-            told = {"run": self.id, "operator": self.operator, "model": self.model, "items": items}
-            self.publish(MapStartedEvent(at_ms=self.clock.now_ms(), session=self.session, **told))  # type: ignore[arg-type]
+        self.publish(MapStartedEvent(**self._identify(), model=self.model, items=items))
+
+    def _identify(self) -> dict[str, Any]:
+        """Return the members that all events of the run have."""
+        return {"at_ms": self.clock.now_ms(), "session": self.session, "run": self.id, "operator": self.operator}
 
     def _tell_item(self, number: int, result: ItemResult) -> None:
         self.totals.succeeded += result.success
         self.totals.failed += not result.success
-        if self.publish is None:
-            return
         event = MapItemCompletedEvent(
-            at_ms=self.clock.now_ms(),
-            session=self.session,
-            run=self.id,
-            operator=self.operator,
+            **self._identify(),
             index=number,
             success=result.success,
             error=result.error,
@@ -131,13 +128,8 @@ class MapRun:
         self.publish(event)
 
     def _tell_end(self, elapsed_ms: int, *, is_cancelled: bool) -> None:
-        if self.publish is None:
-            return
         event = MapCompletedEvent(
-            at_ms=self.clock.now_ms(),
-            session=self.session,
-            run=self.id,
-            operator=self.operator,
+            **self._identify(),
             succeeded=self.totals.succeeded,
             failed=self.totals.failed,
             is_cancelled=is_cancelled,
@@ -172,7 +164,7 @@ class OperatorEngine:
             tasks=self.home.tasks,
             clock=self.clock,
             sandbox=RunSandbox(self.sandbox, id),
-            publish=publish,
+            publish=publish or (lambda event: None),
         )
 
 

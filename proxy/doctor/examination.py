@@ -53,7 +53,6 @@ from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_object
 from proxy.wire.summary_request import list_headers, make_target
 
-_TIMES = {"connect_timeout": 10.0, "idle_timeout": 20.0}
 _FINISH_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 _LIVE_TOKENS = 16
@@ -146,7 +145,7 @@ async def probe_upstream(policy: UpstreamPolicy, key: Headers) -> UpstreamProbe:
     probe = UpstreamProbe(name=policy.name, address=policy.base_url, has_key=bool(key))
     began = time.monotonic()
     try:
-        response = await fetch(replace(policy, **_TIMES), "GET", _MODELS, (*key, *_VERSION))
+        response = await fetch(policy, "GET", _MODELS, (*key, *_VERSION))
     except ProxyError as error:
         return msgspec.structs.replace(probe, problem=str(error))
     return msgspec.structs.replace(
@@ -189,7 +188,7 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
     if not address:
         return ServerFacts()
     token, status = read_admin_token(settings), 0
-    server = UpstreamPolicy("server", address, token, **_TIMES)
+    server = UpstreamPolicy("server", address, token)
     try:
         response = await fetch(server, "GET", b"/-/api/doctor", ())
         status = response.status
@@ -214,7 +213,7 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Headers) -> F
     """Compare a call that is not managed, through the running server and directly: clients rely on such calls."""
     name = f"gateway {probe.name}"
     try:
-        response = await fetch(UpstreamPolicy("server", address, **_TIMES), "GET", _MODELS, (*key, *_VERSION))
+        response = await fetch(UpstreamPolicy("server", address), "GET", _MODELS, (*key, *_VERSION))
     except ProxyError as error:
         what = f"The running server did not pass a call on: {error}."
         return Finding(name, "fault", what, "See the log of the server.")
@@ -280,7 +279,7 @@ async def call_live(settings: Settings, policy: UpstreamPolicy, key: Headers, in
     body = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: _LIVE_TOKENS}
     headers = ((b"content-type", b"application/json"), *key, *_VERSION)
     try:
-        response = await fetch(replace(policy, **_TIMES), "POST", make_target(form), headers, msgspec.json.encode(body))
+        response = await fetch(policy, "POST", make_target(form), headers, msgspec.json.encode(body))
     except ProxyError as error:
         what = f"A short call failed: {error}."
         return Finding(name, "fault", what, "Check the upstream.")

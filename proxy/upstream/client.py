@@ -11,6 +11,7 @@ import math
 import ssl
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,6 +37,7 @@ from proxy.wire.headers import HOP, find_header, list_hops
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 _MOST_READ = 65_536
+_CONNECT_SECONDS, _SILENT_SECONDS = 10.0, 20.0  # of a call of a command
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _RELIEF_SECONDS = 0.05
 _KEEP_SECONDS = 55.0
@@ -329,7 +331,8 @@ class Received(NamedTuple):
 
 async def fetch(policy: UpstreamPolicy, method: str, target: bytes, headers: Headers, body: bytes = b"") -> Received:
     """Make one call of a command to an upstream, or to our own server, as the proxy reaches it. Raises ProxyError."""
-    client = DirectClient(policy, asyncio.get_running_loop().create_task)
+    quick = replace(policy, connect_timeout=_CONNECT_SECONDS, idle_timeout=_SILENT_SECONDS)
+    client = DirectClient(quick, asyncio.get_running_loop().create_task)
     try:
         response = await client.send(method, target, (*headers, (b"user-agent", b"palimpsest")), body)
         content = b""

@@ -192,7 +192,8 @@ class Embedder:
         session, passages, until = key.id, batch.passages, batch.until
         if is_single and len(passages) > 1:
             passages, until = passages[:1], passages[1].number
-        codes, upstream = (), self._find_upstream(credential).name
+        codes: Sequence[bytes] = ()
+        upstream = self._find_upstream(credential).name
         if passages:
             result = await self.caller.ask(self._make_request(key, credential, [each.text for each in passages]))
             if isinstance(result, FailedCall):

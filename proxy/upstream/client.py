@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -120,7 +121,8 @@ class DirectClient:
         self.name = policy.name
         self._policy = policy
         self._spawn = spawn
-        self._origin, self._base_path = parse_base(policy.base_url)
+        self._origin, base = parse_base(policy.base_url)
+        self._map: Callable[[bytes], UpstreamTarget] = partial(map_target, base)
         self._host = self._origin.host_header
         self._proxy = proxy = parse_proxy(policy.proxy)
         self._near = self._origin if proxy is None else proxy.origin  # where connections lead
@@ -142,12 +144,7 @@ class DirectClient:
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
         """Send one request. A streamed body gets a new connection, because it could not be sent twice."""
-        return await self.send_to(map_target(self._base_path, target), method, headers, body)
-
-    async def send_to(
-        self, mapped: UpstreamTarget, method: str, headers: Headers, body: bytes | RequestBody
-    ) -> UpstreamResponse:
-        """Send one request to a target as it is."""
+        mapped = self._map(target)
         lines = [b"%s: %s\r\n" % header for header in choose_headers(headers, self._key, mapped)]
         start = (method.encode(), self._absolute, mapped.path, self._host, b"".join(lines), self._fields)
         head = b"%s %s%s HTTP/1.1\r\nhost: %s\r\n%s%s" % start
@@ -294,20 +291,19 @@ class DirectClient:
         return b"%s: %s\r\n" % (HOP, b", ".join([*list_hops(headers), self._hop_id]))
 
 
-class WebhookClient:
-    """Posts to one address of the settings. It follows no redirect, uses no proxy, and keeps no cookie."""
+class WebhookClient(DirectClient):
+    """Posts to one address of the settings as it is. It follows no redirect, uses no proxy, and keeps no cookie."""
 
     def __init__(self, url: str, seconds: float, spawn: Spawn) -> None:
-        path = f"{urlsplit(url)._replace(scheme='', netloc='').geturl() or '/'}"
-        self._target = UpstreamTarget(path.encode(), is_under_base=False)
+        super().__init__(UpstreamPolicy("webhook", url, connect_timeout=seconds, idle_timeout=seconds), spawn)
+        self._target = (urlsplit(url)._replace(scheme="", netloc="").geturl() or "/").encode()
+        self._map = lambda target: UpstreamTarget(target, is_under_base=False)
         self._seconds = seconds
-        policy = UpstreamPolicy("webhook", url, connect_timeout=seconds, idle_timeout=seconds)
-        self._client = DirectClient(policy, spawn)
 
     async def post(self, headers: Headers, body: bytes) -> int:
         """Return the status of the response, of whose body little is read. Raises TimeoutError, UpstreamUnreachable."""
         async with asyncio.timeout(self._seconds):
-            response = await self._client.send_to(self._target, "POST", headers, body)
+            response = await self.send("POST", self._target, headers, body)
             try:
                 left = _MOST_READ
                 while left > 0 and not response.is_ended:  # a connection whose response was read is used again
@@ -315,10 +311,6 @@ class WebhookClient:
                 return response.status
             finally:
                 response.close()
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        self._client.close()
 
 
 class Received(NamedTuple):

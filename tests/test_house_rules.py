@@ -73,7 +73,7 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 589_981, 343_058
+MOST_TOKENS, MOST_CORE_TOKENS = 589_980, 343_058
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_649,
     "proxy/cli": 35_640,
@@ -81,7 +81,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 74_916,
     "proxy/demo": 6_679,
     "proxy/doctor": 4_920,
-    "proxy/engine": 214_210,
+    "proxy/engine": 214_209,
     "proxy/model": 12_947,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_718,

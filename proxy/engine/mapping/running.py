@@ -25,8 +25,11 @@ from proxy.model.stream_events import MapCompletedEvent, MapItemCompletedEvent, 
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 # Statuses that concern all calls of a run alike: the credential, or the model.
 _OF_ALL = frozenset({401, 403, 404})
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_LONGEST_PAUSE = 60.0
 _LONGEST_ERROR = 500
+
+FIRST_PAUSE = 0.5
+"""The seconds before a call is repeated, unless the upstream says how long; each further pause is twice as long."""
 
 Operator = Literal["llm_map", "agentic_map"]
 Publish = Callable[[MapStartedEvent | MapItemCompletedEvent | MapCompletedEvent], None]
@@ -225,7 +228,7 @@ class CallPacer:
             until = self._run.clock.monotonic() + min(failure.pause, _LONGEST_PAUSE)
             self._until = max(self._until, until)
         else:
-            await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (count - 1), _LONGEST_PAUSE))
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** (count - 1), _LONGEST_PAUSE))
 
 
 def describe_problem(error: Exception, *expected: type[Exception]) -> str:

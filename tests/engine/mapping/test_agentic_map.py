@@ -201,7 +201,7 @@ async def test_a_consumer_that_stops_ends_the_agents_and_their_tools(bench: Benc
 
 
 async def test_a_pause_that_the_upstream_asks_for_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_FIRST_PAUSE", 1000.0)  # waited where the upstream says nothing
+    monkeypatch.setattr(running, "FIRST_PAUSE", 1000.0)  # waited where the upstream says nothing
     refusal = Reply("slow down", status=429, headers=((b"retry-after", b"0.01"),))
     bench.model.say = lambda request, number: refusal if number == 0 else Reply("done")
     async with asyncio.timeout(LIMIT):

@@ -1,8 +1,8 @@
 """How many rules of users are found, and how many of what is found is none: `python -m benchmarks.user_rules [REPLAY]`.
 
 Messages in six languages, of which is known which are rules (`rule_sentences.txt`), judged by each pattern alone: what
-only it finds would be lost without it. REPLAY is the folder of the replay kit: of its sessions the rules in turns of the
-user are listed with the turns that state them, to be judged by a person; nothing of them is kept.
+only it finds would be lost without it. REPLAY is the folder of the replay kit: of its sessions the rules in turns of
+the user are listed with the number of turns that state them, to be judged by a person; nothing of them is kept.
 """
 
 import argparse

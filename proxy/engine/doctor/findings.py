@@ -211,7 +211,7 @@ def judge_store(store: StoreFacts) -> list[Finding]:
         found.append(Finding("records", "fault", what, advice, facts={"checked": store.checked}))
     else:
         part = "all" if store.is_whole else "the newest"
-        what = f"The log is sound: {part} {store.checked} calls that were checked are as they were recorded."
+        what = f"The log is sound: {part} {store.checked} calls that were checked, our own among them, are as recorded."
         advice = "" if store.is_whole else "`palimpsest verify` checks all of a large log."
         found.append(Finding("records", "ok", what, advice, facts={"checked": store.checked}))
     lag: Facts = {"behind_seconds": round(store.behind_seconds, 1)}

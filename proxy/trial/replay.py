@@ -54,13 +54,8 @@ def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> 
     groups: dict[str, list[Transcript]] = {}
     own = "upstreams" in settings.model_fields_set
     for transcript in transcripts:
-        name = (
-            ""
-            if own
-            else transcript.provider
-            if transcript.provider in _HOSTS
-            else _USUAL.get(transcript.wire, "openai")
-        )
+        usual = _USUAL.get(transcript.wire, "openai")
+        name = "" if own else transcript.provider if transcript.provider in _HOSTS else usual
         groups.setdefault(name, []).append(transcript)
     return groups
 

@@ -296,7 +296,8 @@ class WebhookClient(DirectClient):
 
     def __init__(self, url: str, seconds: float, spawn: Spawn) -> None:
         super().__init__(UpstreamPolicy("webhook", url, connect_timeout=seconds, idle_timeout=seconds), spawn)
-        self._target = (urlsplit(url)._replace(scheme="", netloc="").geturl() or "/").encode()
+        parts = urlsplit(url)
+        self._target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}".encode()
         self._map = lambda target: UpstreamTarget(target, is_under_base=False)
         self._seconds = seconds
 

@@ -78,7 +78,7 @@ def parse_proxy(url: str) -> HttpProxy | None:
     if not url:
         return None
     user = urlsplit(url).netloc.rpartition("@")[0]
-    told = b":".join(map(unquote_to_bytes, f"{user}:".split(":")[:2]))
+    told = b":".join(map(unquote_to_bytes, user.partition(":")[::2]))
     return HttpProxy(parse_base(url)[0], b"proxy-authorization: Basic %s\r\n" % b64encode(told) if user else b"")
 
 

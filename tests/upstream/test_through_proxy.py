@@ -530,6 +530,14 @@ async def test_a_webhook_is_posted_as_it_is_and_no_redirect_is_followed(receiver
     assert receiver.accepted == 1
 
 
+async def test_an_address_of_a_webhook_without_a_path_is_that_of_the_root(receiver: ScriptedUpstream) -> None:
+    receiver.answer_with(answer(b""))
+    client = WebhookClient(f"http://127.0.0.1:{receiver.port}?token=a", LIMIT, TaskRunner().spawn)
+    assert await client.post((), b"{}") == 200
+    await client.aclose()
+    assert receiver.requests[0].line == b"POST /?token=a HTTP/1.1"
+
+
 async def test_a_webhook_that_hangs_or_does_not_end_is_left(receiver: ScriptedUpstream) -> None:
     async def hang(wire: Wire) -> None:
         await wire.read_request()

@@ -206,8 +206,9 @@ def _find_problem(client: LocalClient) -> str:
     """Return why a call has no answer, empty if it has one."""
     if client.error is not None:
         return str(client.error)
-    broken = "" if client.status == 200 else f"a call ended with status {client.status}"
-    return broken if client.is_whole else "the response broke off"
+    if not client.is_whole:
+        return "the response broke off"
+    return "" if client.status == 200 else f"a call ended with status {client.status}"
 
 
 def _is_repeated(form: Format, before: bytes, after: bytes) -> bool:

@@ -56,8 +56,6 @@ from proxy.wire.translation.conversations import translate
 Message = Mapping[str, Any]
 """A message as the API of chat completions has it."""
 
-"""The format in which turns are told, and that of a session which begins with one."""
-
 _CREATED = "/-/api/sessions"
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})

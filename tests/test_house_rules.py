@@ -73,15 +73,15 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 593_849, 344_942
+MOST_TOKENS, MOST_CORE_TOKENS = 593_459, 344_676
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_664,
     "proxy/cli": 35_582,
-    "proxy/config": 11_099,
-    "proxy/context": 74_916,
+    "proxy/config": 11_134,
+    "proxy/context": 74_484,
     "proxy/demo": 6_718,
-    "proxy/doctor": 5_238,
-    "proxy/engine": 188_425,
+    "proxy/doctor": 5_247,
+    "proxy/engine": 188_423,
     "proxy/model": 12_976,
     "proxy/read": 28_746,
     "proxy/retrieval": 11_939,

@@ -38,7 +38,7 @@ MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
-    "proxy/engine/reports": 17,
+    "proxy/read": 17,
     "proxy/model": 18,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
@@ -73,23 +73,24 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 589_582, 342_784
+MOST_TOKENS, MOST_CORE_TOKENS = 589_458, 343_548
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_649,
-    "proxy/cli": 35_640,
+    "proxy": 9_641,
+    "proxy/cli": 35_582,
     "proxy/config": 11_134,
     "proxy/context": 74_484,
-    "proxy/demo": 6_679,
-    "proxy/doctor": 4_929,
-    "proxy/engine": 214_206,
+    "proxy/demo": 6_675,
+    "proxy/doctor": 4_923,
+    "proxy/engine": 185_456,
     "proxy/model": 12_947,
+    "proxy/read": 28_746,
     "proxy/retrieval": 12_287,
-    "proxy/sdk": 8_718,
-    "proxy/server": 28_629,
+    "proxy/sdk": 8_714,
+    "proxy/server": 28_593,
     "proxy/store": 60_686,
     "proxy/telemetry": 8_572,
     "proxy/transcripts": 9_818,
-    "proxy/trial": 9_082,
+    "proxy/trial": 9_078,
     "proxy/upstream": 13_606,
     "proxy/wire": 61_374,
     "proxy/worker": 7_142,

@@ -15,7 +15,6 @@ from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer, is_event_stream, is_too_short
 from proxy.engine.response_stream import (
     REFUSED,
-    SUCCESS,
     ResponseHold,
     StreamRelay,
     find_hold,
@@ -28,7 +27,7 @@ from proxy.engine.response_stream import (
 from proxy.engine.runtime import EngineBus, call_after_first_step
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
-from proxy.model.exchange import Completeness, Outcome, Timings, Trailer
+from proxy.model.exchange import SUCCESS, Completeness, Outcome, Timings, Trailer
 from proxy.model.log import Record
 from proxy.model.manifest import compute_digest
 from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly

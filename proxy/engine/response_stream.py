@@ -14,7 +14,7 @@ from proxy.engine.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange
 from proxy.engine.ports import Client, Clock, UpstreamResponse
 from proxy.engine.response_reader import is_event_stream
 from proxy.model.errors import ProxyError, UpstreamUnreachable
-from proxy.model.exchange import Headers
+from proxy.model.exchange import SUCCESS, Headers
 from proxy.wire.body import decode_content
 from proxy.wire.format import Format
 from proxy.wire.headers import find_header, forward_response
@@ -32,7 +32,6 @@ _DATA = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
 # A longer body or event is passed on as it is.
 _MOST_EDITED = 8 * 1024 * 1024
 REFUSED = range(400, 600)  # servers and gateways refuse a request with 5xx, too; what they say tells
-SUCCESS = range(200, 300)
 
 
 class StreamRelay:

@@ -15,6 +15,8 @@ from proxy.model.epoch import Strategy
 from proxy.model.manifest import Manifest
 
 Headers = tuple[tuple[bytes, bytes], ...]
+SUCCESS = range(200, 300)
+"""The statuses of an accepted call."""
 Mode = Literal["manage", "observe", "bypass"]
 Kind = Literal["managed", "passthrough", "auxiliary", "recorded"]
 """`managed`: read and perhaps rewritten. `passthrough`: forwarded unread. `auxiliary`: our own call, for a summary.

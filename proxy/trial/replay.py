@@ -18,7 +18,6 @@ from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
-from proxy.model.exchange import ClientRequest
 from proxy.model.log import Bill, ExchangeRow
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
@@ -27,7 +26,7 @@ from proxy.trial.requests import Requests, make_response
 from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
 from proxy.wire import FORMATS, MESSAGES
-from proxy.wire.summary_request import make_target
+from proxy.wire.summary_request import make_request
 
 _OK = 200
 _IDLE_SECONDS = 5.0
@@ -149,9 +148,7 @@ class _Replay:
 
         for upstream in self._upstreams:
             upstream.expect(number, answer)
-        request = ClientRequest(
-            "POST", make_target(FORMATS[self._transcript.wire]), requests.make_headers(number), body
-        )
+        request = make_request(FORMATS[self._transcript.wire], body, *requests.make_headers(number))
         await self._engine.exchanges.carry(request, self._transcript.wire, client)
         # When the next call comes, what is planned ahead for it has long been planned.
         await asyncio.sleep(0)

@@ -45,11 +45,10 @@ class Requests:
         return b'{"model":%b%b,%b:[%b]}' % (model, self._head, name, b",".join(items))
 
     def make_headers(self, number: int) -> Headers:
-        """Return the headers of the request with this number."""
+        """Return the headers of the request with this number, beside those of all."""
         client, version = self._transcript.client, self._transcript.version
         agent = f"{client}/{version}" if version else client
         return (
-            (b"content-type", b"application/json"),
             (b"authorization", _KEY),
             (b"user-agent", agent.encode("ascii", "replace")),
             (b"x-palimpsest-session", self._transcript.id.encode("ascii", "replace")[:200]),

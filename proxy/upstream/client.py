@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
-from proxy.engine.response_stream import SUCCESS
 from proxy.engine.runtime import Descriptors, WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.exchange import Headers
+from proxy.model.exchange import SUCCESS, Headers
 from proxy.upstream.http_connection import HttpConnection
 from proxy.upstream.origin import (
     UpstreamTarget,

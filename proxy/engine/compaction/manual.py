@@ -27,12 +27,12 @@ from proxy.engine.request import ManagedRequest
 from proxy.engine.request_resolver import Route, read_clearing, read_output_limit
 from proxy.model.epoch import Epoch, Strategy, Summary
 from proxy.model.errors import Conflict
+from proxy.model.exchange import SUCCESS
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
 from proxy.wire.body import append_item, remove_member
 
-_ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
 _LEAST_BUDGET = 20_000
@@ -135,7 +135,7 @@ class ManualCompaction:
                 self.archive, session, pick_branch(await self.archive.list_branches(session), branch)
             )
         async for row in rows:
-            is_answered = bool(row.rounds) and row.rounds[-1].status in _ACCEPTED
+            is_answered = bool(row.rounds) and row.rounds[-1].status in SUCCESS
             if row.tip and not row.is_side and is_answered and view in ("", row.model):
                 return row
         of_view = f" with the model {view[:100]!r}" if view else ""

@@ -22,11 +22,11 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
-from proxy.engine.response_stream import SUCCESS, LocalClient, is_plain_stream
+from proxy.engine.response_stream import LocalClient, is_plain_stream
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
-from proxy.model.exchange import Headers, Opening, Reading, Round, SessionKey, Usage
+from proxy.model.exchange import SUCCESS, Headers, Opening, Reading, Round, SessionKey, Usage
 from proxy.model.manifest import make_capped_manifest
 from proxy.retrieval.embeddings import EMBEDDINGS, read_embeddings
 from proxy.wire import CHAT

@@ -33,14 +33,13 @@ from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.engine.text_jobs import index_plan
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded
-from proxy.model.exchange import SessionKey, Usage
+from proxy.model.exchange import SUCCESS, SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 from proxy.wire.headers import drop_beta
 
 _MOST_CALLS, _MOST_UNREAD = 1024, 64
 _IDLE_SECONDS = 5.0
-_ACCEPTED = range(200, 300)
 # The share of the soft mark from which on the next call may be the one that opens an epoch, so that a summary of what
 # that takes has to be asked for now.
 _NEAR_SHARE = 0.85
@@ -139,7 +138,7 @@ class CompactionTrigger:
         if not event.is_final:
             call.sent = None
             return
-        if event.status not in _ACCEPTED:
+        if event.status not in SUCCESS:
             return
         self.credentials.store(event.session, call.tip, call.credential, call.session)
         request = call.sent

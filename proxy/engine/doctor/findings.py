@@ -11,7 +11,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.engine.lineage.misplaced_keys import MisplacedKey
 from proxy.model.epoch import Strategy
-from proxy.model.exchange import Mode
+from proxy.model.exchange import SUCCESS, Mode
 
 State = Literal["ok", "warning", "fault"]
 Facts = Mapping[str, str | int | float | bool | None]
@@ -172,7 +172,7 @@ def judge_key(probe: UpstreamProbe) -> Finding | None:
         what = f"The upstream refuses the key, with {probe.status}."
         advice = "Check the key in the settings (api_key), or in the environment of this command."
         return Finding(name, "fault", what, advice, facts=facts)
-    if not 200 <= probe.status < 300:
+    if probe.status not in SUCCESS:
         what = f"The key could not be checked: the list of models gave {probe.status}."
         return Finding(name, "warning", what, "--live checks it by a call.", facts=facts)
     return Finding(name, "ok", f"The key is accepted; {probe.models} models are listed.", facts=facts)

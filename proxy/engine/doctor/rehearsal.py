@@ -15,15 +15,14 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.ports import RequestBody
 from proxy.engine.response_stream import LocalClient, WholeResponse
 from proxy.engine.turns.responses import write_response
-from proxy.model.exchange import ClientRequest, Headers, Usage
+from proxy.model.exchange import Headers, Usage
 from proxy.wire import CHAT, FORMATS, MESSAGES, RESPONSES, find_wire
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.messages import CACHE_MARKER
-from proxy.wire.summary_request import make_target
+from proxy.wire.summary_request import make_request
 from proxy.wire.translation.conversations import translate
 
-_JSON: Headers = ((b"content-type", b"application/json"),)
 _WORDS = "the module reads a record and checks its length before the next one is taken from the queue of open files "
 _BYTES_PER_TOKEN = 4
 _STEPS = 40  # in all
@@ -189,7 +188,6 @@ class RehearsedSession:
 
     async def _call(self, body: bytes, name: str) -> LocalClient:
         headers: Headers = (
-            *_JSON,
             (b"user-agent", _AGENT),
             (b"anthropic-beta", b"doctor-2026-01-01"),
             (b"authorization", b"Bearer palimpsest-doctor-has-no-key"),
@@ -197,7 +195,7 @@ class RehearsedSession:
         if not self._is_inferred:
             headers = (*headers, (b"x-palimpsest-session", f"palimpsest-doctor-{name}".encode()))
         client = LocalClient()
-        request = ClientRequest("POST", make_target(self._form), headers, body)
+        request = make_request(self._form, body, *headers)
         await asyncio.shield(self._exchanges.carry(request, self._form.name, client))
         return client
 

@@ -42,6 +42,7 @@ from proxy.model.events import (
     SessionWentIdle,
     SummaryAdded,
 )
+from proxy.model.exchange import SUCCESS
 from proxy.model.lru import LruCache
 from proxy.model.stream_events import (
     AgentNudgedEvent,
@@ -212,7 +213,7 @@ class EventPublisher:
         call = self._calls.add_round(event)
         if not event.is_final:
             return
-        if call.request is not None and not call.request.is_accepted and 200 <= event.status < 300:
+        if call.request is not None and not call.request.is_accepted and event.status in SUCCESS:
             self._put(event.exchange, partial(_tell_messages, call.request, self._now_ms()))
         if not event.is_readable:
             self._complete(event.exchange)

@@ -27,7 +27,7 @@ from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus, attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import WebhookEnded
-from proxy.model.exchange import Headers
+from proxy.model.exchange import SUCCESS, Headers
 from proxy.model.stream_events import StreamEvent, name_type
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 120.0, 300.0)
@@ -150,7 +150,7 @@ class Webhook:
             if pause:
                 await self._sleep(pause)
             status, problem = await self._try(id, body)
-            if 200 <= status < 300:
+            if status in SUCCESS:
                 self._note_taken()
                 return "delivered"
             self._note_failure(problem)

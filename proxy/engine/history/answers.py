@@ -7,7 +7,7 @@ from proxy.engine.ports import Client, LogReader
 from proxy.engine.response_reader import is_event_stream
 from proxy.engine.response_stream import PassingClient
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Headers
+from proxy.model.exchange import SUCCESS, Headers
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import RECALL_TOOL
 from proxy.wire import FORMATS
@@ -16,8 +16,6 @@ from proxy.wire.format import Format
 from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_object
 from proxy.wire.rounds import make_stitcher, read_round
-
-_SUCCESS = range(200, 300)
 
 
 class HeldAnswer(NamedTuple):
@@ -97,7 +95,7 @@ def _drop_unreadable(form: Format, items: Sequence[bytes]) -> tuple[bytes, ...]:
 
 async def is_answered(log: LogReader, row: ExchangeRow, cap: int) -> bool:
     """Return whether a history may go on with the answer to a call: whether it is complete, and can be read."""
-    if not row.rounds or row.rounds[-1].completeness != "complete" or row.rounds[-1].status not in _SUCCESS:
+    if not row.rounds or row.rounds[-1].completeness != "complete" or row.rounds[-1].status not in SUCCESS:
         return False
     rounds = 0
     try:
@@ -117,7 +115,7 @@ async def load_held_answer(
 
     `rounds` is how many rounds the answer has if the model recalled in it, else 0.
     """
-    taken = [each for each in row.rounds if each.status in _SUCCESS][-max(1, rounds) :]
+    taken = [each for each in row.rounds if each.status in SUCCESS][-max(1, rounds) :]
     if not taken or taken[-1].k != row.rounds[-1].k or taken[-1].completeness != "complete":
         return None
     contents = [await log.load_received(row.id, each.k) for each in taken]

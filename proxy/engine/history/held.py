@@ -35,7 +35,7 @@ from proxy.engine.ports import MOST_HELD, Client, Clock
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven
-from proxy.model.exchange import ClientRequest, Headers, HeldCall, HistoryMode, RequestOptions, SessionKey
+from proxy.model.exchange import SUCCESS, ClientRequest, Headers, HeldCall, HistoryMode, RequestOptions, SessionKey
 from proxy.model.lru import LruCache
 from proxy.model.manifest import make_encoded_manifest
 from proxy.wire.body import split_body
@@ -49,7 +49,6 @@ _ENDING_SECONDS = 5.0
 LOG_SECONDS = 10.0
 # Bytes of an answer that are read in the event loop.
 _READ_HERE = 64 * 1024
-_SUCCESS = range(200, 300)
 
 
 class SessionName(NamedTuple):
@@ -146,7 +145,7 @@ class HeldExchange:
     async def read_answer(self) -> HeldAnswer | None:
         """Return the answer that the client got, or None if it is not complete."""
         client = self.client
-        if client is None or not client.is_whole or client.status not in _SUCCESS:
+        if client is None or not client.is_whole or client.status not in SUCCESS:
             return None
         is_stored = self._brought.split.member("store") != b"false"
         content = client.content

@@ -28,7 +28,7 @@ from proxy.engine.lineage.session_index import ANSWER, SessionIndex, SessionNode
 from proxy.engine.ports import Archive, Clock
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded, ReadingFailed
-from proxy.model.exchange import SessionKey
+from proxy.model.exchange import SUCCESS, SessionKey
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, extend_chain, name_mark
 from proxy.wire.format import Format
 from proxy.wire.identity import Item
@@ -36,7 +36,6 @@ from proxy.wire.json_values import read_text
 
 # The least number of seconds to wait for the log, even if the call has used up its waiting time.
 RECALL_SECONDS = 0.25
-_SUCCESS = range(200, 300)
 # What the marks of responses begin with: of those that a client may continue, and of those that began an answer of
 # several rounds, of which the client is to continue the last one.
 _ANSWERED, _HIDDEN = "response:", "hidden:"
@@ -177,7 +176,7 @@ class LineageTracker:
         exchange = self.open_exchanges.get(event.exchange)
         if exchange is None or not event.is_final:
             return
-        is_accepted = event.status in _SUCCESS
+        is_accepted = event.status in SUCCESS
         if is_accepted:
             if event.kind != "recorded":  # no upstream of ours has seen a credential
                 self.tenants.prove(exchange.token)

@@ -18,15 +18,12 @@ from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.calls import make_call
 from proxy.model.errors import BadRequest, ProxyError
-from proxy.model.exchange import Answer, ClientRequest, Headers, Usage
+from proxy.model.exchange import SUCCESS, Answer, Usage
 from proxy.model.results import MapResult, count_usage
-from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire import CHAT
 from proxy.wire.headers import read_rate_limits
-from proxy.wire.summary_request import read_summary
+from proxy.wire.summary_request import make_request, read_summary
 
-_FORM = ChatCompletions()
-_TARGET = b"/v1/chat/completions"
-_SUCCESS = range(200, 300)
 _MOST_ANSWER = 8 * 1024 * 1024
 _ORDERS = (
     "Answer with one JSON value that fits the JSON Schema below, and with nothing else: no explanation, no Markdown.\n"
@@ -72,8 +69,7 @@ class LlmMapper:
         self._prices = engine.home.prices
         retries = engine.policy.max_retries if order.max_retries is None else order.max_retries
         self._pacer = CallPacer(run, retries)
-        named = ((b"x-palimpsest-session", f"map:{run.id}".encode()), (b"x-palimpsest-history", b"none"))
-        self._headers: Headers = ((b"content-type", b"application/json"), *named)
+        self._named = (b"x-palimpsest-session", f"map:{run.id}".encode()), (b"x-palimpsest-history", b"none")
         self._rule = "" if order.convert is not None else json.dumps(order.schema)
         self._system: Message = {"role": "system", "content": order.system}
 
@@ -121,10 +117,10 @@ class LlmMapper:
         body: dict[str, Any] = {"model": self._order.model, "messages": messages}
         if self._order.temperature is not None:
             body["temperature"] = self._order.temperature
-        request = ClientRequest("POST", _TARGET, self._headers, json.dumps(body).encode())
+        request = make_request(CHAT, json.dumps(body).encode(), *self._named)
         try:
             async with asyncio.timeout(self._order.timeout):
-                response = await make_call(self._exchanges, self._run.tasks, request, _FORM.name)
+                response = await make_call(self._exchanges, self._run.tasks, request, CHAT.name)
         except TimeoutError as error:
             raise CallFailed(f"no complete answer came within {self._order.timeout:g} s") from error
         except ProxyError as error:
@@ -134,16 +130,16 @@ class LlmMapper:
 
     def _read(self, response: LocalClient) -> tuple[str, bool]:
         try:
-            answer, _ = read_received(_FORM, response.headers, response.content, _MOST_ANSWER)
+            answer, _ = read_received(CHAT, response.headers, response.content, _MOST_ANSWER)
         except ValueError as error:
             answer = Answer({}, error=f"{error}: {response.content[:100].decode(errors='replace')}")
-        if response.status not in _SUCCESS:
+        if response.status not in SUCCESS:
             pause = read_rate_limits(response.headers, self._run.clock.now_ms()).retry_after
             raise self._pacer.refuse(response.status, f"status {response.status}: {answer.error}", pause)
         self._count(answer.usage)
         if answer.error:
             raise CallFailed(f"the upstream answered with an error: {answer.error}")
-        said = read_summary(_FORM, answer)
+        said = read_summary(CHAT, answer)
         if said.refusal:
             raise CallFailed(f"the model refused: {said.refusal}", is_final=True)
         return said.text, said.finish == "length"

@@ -15,7 +15,7 @@ from proxy.engine.recorded.conversation import find_format, list_raws, load_chai
 from proxy.engine.recorded.lookup import find_newest_call, pick_branch, read_back, read_branch_back, read_pages
 from proxy.engine.response_reader import read_received
 from proxy.model.errors import Erased, NotFound
-from proxy.model.exchange import CONVERSATION, Usage
+from proxy.model.exchange import CONVERSATION, SUCCESS, Usage
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call, ExchangeRow
 from proxy.model.memory import RawTrace, StoredMemory
@@ -38,7 +38,6 @@ class MemoryReader(LogReader, Protocol):
 
 _MOST_LOOKED_AT = 200
 _MOST_READ = 64 * 1024 * 1024
-_SUCCESS = range(200, 300)
 _NOTHING = "this session has no conversation that can be read, so that nothing is remembered of it"
 
 
@@ -117,7 +116,7 @@ async def _load_answer(log: LogReader, row: ExchangeRow, form: Format) -> bytes:
     last = row.rounds[-1] if row.rounds else None
     if last is None or last.answer:
         return last.answer if last is not None else b""
-    if last.completeness != "complete" or last.status not in _SUCCESS or len(row.rounds) > 1:
+    if last.completeness != "complete" or last.status not in SUCCESS or len(row.rounds) > 1:
         return b""
     try:
         return read_received(form, last.headers, await log.load_received(row.id, last.k), _MOST_READ)[1]

@@ -14,9 +14,8 @@ from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import read_view
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ExchangeRecorded, Planned
-from proxy.model.exchange import CONVERSATION
+from proxy.model.exchange import CONVERSATION, SUCCESS
 
-_ANSWERED = range(200, 300)
 _UNASKED = (SIDE, LATE)  # calls that could open no epoch, whatever was asked for
 
 _log = logging.getLogger("palimpsest.memory")
@@ -39,7 +38,7 @@ class MemoryRequests:
         memory, session = self.compaction.memory, event.session
         if session not in memory.asked or event.kind not in CONVERSATION:
             return
-        if event.is_final and event.status in _ANSWERED and event.completeness == "complete":
+        if event.is_final and event.status in SUCCESS and event.completeness == "complete":
             memory.asked.discard(session)
             self._due.add(session)
             self.tasks.spawn(attempt(self._make(session), partial(_log_failure, session)))

@@ -23,7 +23,7 @@ from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import CONVERSATION, SessionKey, Usage
+from proxy.model.exchange import CONVERSATION, SUCCESS, SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.model.search import QueryVector, SearchQuery
 from proxy.retrieval.embeddings import write_embedding_request
@@ -37,7 +37,6 @@ _MOST_SESSIONS = 4096
 _MOST_QUERIES = 256
 _LONGEST_QUERY = 2_000
 _CHARACTERS_OF_TOKEN = 3  # as few as English has: what is reserved is rather too much
-_ACCEPTED = range(200, 300)
 _UNSERVED = frozenset({404, 405, 501})
 _DUE_TO_TEXT = frozenset({400, 413, 422})
 
@@ -69,7 +68,7 @@ class Embedder:
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Record that a client's call has ended. Subscribed to the bus, behind the trigger, which keeps credentials."""
-        if event.kind not in CONVERSATION or not event.is_final or event.status not in _ACCEPTED:
+        if event.kind not in CONVERSATION or not event.is_final or event.status not in SUCCESS:
             return
         if self.trigger.credentials.find_newest(event.session) is None:
             return

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.response_reader import is_event_stream
-from proxy.engine.response_stream import SUCCESS, LocalClient
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.exchange import ClientRequest, Headers, ProgramCall
+from proxy.model.exchange import SUCCESS, ClientRequest, Headers, ProgramCall
 from proxy.wire import FORMATS
 from proxy.wire.streams import MARKER_REACH
 

@@ -39,7 +39,7 @@ from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
 from proxy.model.events import CompactionEnded, EpochOpened, ReplyRecorded
-from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
+from proxy.model.exchange import SUCCESS, ClientRequest, ProgramCall, SessionKey
 from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, ToolPart
@@ -48,14 +48,12 @@ from proxy.wire import CHAT
 from proxy.wire.headers import read_rate_limits
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
-from proxy.wire.summary_request import list_headers, make_target
+from proxy.wire.summary_request import make_request
 
 MOST_TURNS = 20
 """How many answers a model gives with tools unless a program says otherwise."""
 
-_SUCCESS = range(200, 300)
 _MOST_REPLIES, _MOST_QUOTED = 256, 300
-_JSON: Headers = ((b"content-type", b"application/json"),)
 _NO_TOKENS = TokenUsage()
 _LEADING = frozenset({"system", "developer"})
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
@@ -406,7 +404,7 @@ class ProgramSession:
             figures += [
                 self._measure(row)
                 for row in rows
-                if is_conversation(row) and row.rounds and row.rounds[-1].status in _SUCCESS
+                if is_conversation(row) and row.rounds and row.rounds[-1].status in SUCCESS
             ]
             after = rows[-1].n
         return figures
@@ -451,15 +449,14 @@ class ProgramSession:
             body["tools"] = [tool.describe() for tool in tools]
         if is_stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        headers = (*_JSON, *list_headers(CHAT))
-        return ClientRequest("POST", make_target(CHAT), headers, msgspec.json.encode(body))
+        return make_request(CHAT, msgspec.json.encode(body))
 
     async def _call(self, request: ClientRequest, reader: PartReader | None) -> LocalClient:
         """Make a call. Raises UpstreamRefused if the upstream does not answer it."""
         home, take = self._home, reader.take if reader is not None else None
         program = ProgramCall(self.key)
         response = await make_call(home.exchanges, home.tasks, request, CHAT.name, take, program=program)
-        if response.status not in _SUCCESS:
+        if response.status not in SUCCESS:
             told = read_object(response.content.decode(errors="replace"))
             said = read_error(told) if told is not None else response.content[:_MOST_QUOTED].decode(errors="replace")
             what = f"{self.key.upstream} has refused the call with status {response.status}: {said}"

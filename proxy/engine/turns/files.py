@@ -31,15 +31,14 @@ from proxy.engine.ports import Upstream
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.epoch import name_file
 from proxy.model.errors import TooLarge, WorkerLost
-from proxy.model.exchange import Headers, SessionKey, Usage
+from proxy.model.exchange import SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.model.parts import FileRefPart
 from proxy.model.results import FileHandleResult
 from proxy.wire import CHAT, FORMATS, find_wire
 from proxy.wire.format import Format
-from proxy.wire.summary_request import OutputLimit, find_form, list_headers, make_target, write_compact
+from proxy.wire.summary_request import OutputLimit, find_form, make_target, write_compact
 
-_JSON: Headers = ((b"content-type", b"application/json"),)
 _TARGET = "/-/api/refs/{}"
 # The tokens of a file that a model is shown for a sentence about it: its beginning and its end.
 _SHOWN_TOKENS = 6_000
@@ -126,7 +125,7 @@ class FileProse:
         if home is None:
             return "", "the upstream of the session is no longer in the settings"
         newest = self.trigger.credentials.find_newest(session.id)
-        credential = newest[1] if newest else CallCredential(home, make_target(CHAT), (*_JSON, *list_headers(CHAT)))
+        credential = newest[1] if newest else CallCredential(home, make_target(CHAT), ())
         target = find_own_upstream(
             self.summarizer.policy, self.model, credential.upstream, model, self.summarizer.routes
         )

@@ -32,7 +32,6 @@ from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
 from proxy.model.exchange import (
-    ClientRequest,
     Headers,
     Opening,
     Outcome,
@@ -50,7 +49,7 @@ from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_us
 from proxy.wire import CHAT, FORMATS
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array, read_object
-from proxy.wire.summary_request import list_headers, make_target
+from proxy.wire.summary_request import make_request
 from proxy.wire.translation.conversations import translate
 
 Message = Mapping[str, Any]
@@ -244,11 +243,9 @@ class TurnRecorder:
         """
         terms = await self._find_terms(key, turn, system)
         spelled = _spell(terms, turn)
-        headers = (*_JSON, *list_headers(terms.form))
-        if once:
-            headers = (*headers, (b"idempotency-key", once.encode("latin-1", "replace")))
-        request = ClientRequest("POST", make_target(terms.form), headers, spelled.body)
-        if (kept := await self._find_kept(key.id, read_key(headers), spelled)) is not None:
+        more = ((b"idempotency-key", once.encode("latin-1", "replace")),) if once else ()
+        request = make_request(terms.form, spelled.body, *more)
+        if (kept := await self._find_kept(key.id, read_key(request.headers), spelled)) is not None:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
         elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient()
@@ -256,7 +253,7 @@ class TurnRecorder:
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
         if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first
-            kept = await self._find_kept(key.id, read_key(headers), spelled)
+            kept = await self._find_kept(key.id, read_key(request.headers), spelled)
             if kept is not None:
                 return kept
         if client.error is not None:

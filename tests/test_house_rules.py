@@ -73,7 +73,7 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 589_458, 343_548
+MOST_TOKENS, MOST_CORE_TOKENS = 589_335, 343_538
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_641,
     "proxy/cli": 35_582,
@@ -81,8 +81,8 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 74_484,
     "proxy/demo": 6_675,
     "proxy/doctor": 4_923,
-    "proxy/engine": 185_456,
-    "proxy/model": 12_947,
+    "proxy/engine": 185_347,
+    "proxy/model": 12_955,
     "proxy/read": 28_746,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_714,
@@ -90,8 +90,8 @@ MOST_PACKAGE_TOKENS = {
     "proxy/store": 60_686,
     "proxy/telemetry": 8_572,
     "proxy/transcripts": 9_818,
-    "proxy/trial": 9_078,
-    "proxy/upstream": 13_606,
+    "proxy/trial": 9_062,
+    "proxy/upstream": 13_600,
     "proxy/wire": 61_374,
     "proxy/worker": 7_142,
 }

@@ -17,6 +17,7 @@ from proxy.config import Settings
 from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
+from proxy.engine.turns.calls import make_request
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.log import Bill, ExchangeRow
 from proxy.read.session_summary import find_title
@@ -26,7 +27,6 @@ from proxy.trial.requests import Requests, make_response
 from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
 from proxy.wire import FORMATS, MESSAGES
-from proxy.wire.summary_request import make_request
 
 _OK = 200
 _IDLE_SECONDS = 5.0

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import msgspec
 
-from proxy.model.exchange import Answer, ClientRequest, Headers, Usage
+from proxy.model.exchange import Answer, Headers, Usage
 from proxy.wire.anthropic_messages import ASKING, COMPACTED, AnthropicMessages
 from proxy.wire.body import SplitBody
 from proxy.wire.chat_completions import ChatCompletions
@@ -46,7 +46,6 @@ _LEAST_OUTPUT = 8192
 _REFUSED = frozenset({"stop_sequences", "context_management", "output_format"})
 _FORCED_CHOICES = (b'"any"', b'"tool"')
 _ANTHROPIC = "anthropic.com"
-_JSON = (b"content-type", b"application/json")
 _ANTHROPIC_VERSION: Headers = ((b"anthropic-version", b"2023-06-01"),)
 
 
@@ -241,11 +240,6 @@ def make_target(form: Format) -> bytes:
 def list_headers(form: Format) -> Headers:
     """Return the headers that a format demands, where no request of a client has them."""
     return _ANTHROPIC_VERSION if form.name == _MessagesSummaries.form.name else ()
-
-
-def make_request(form: Format, body: bytes, *more: tuple[bytes, bytes]) -> ClientRequest:
-    """Return a request of ours in a format, as a client of it would send it, with `more` headers."""
-    return ClientRequest("POST", make_target(form), (_JSON, *list_headers(form), *more), body)
 
 
 def write_warm(

@@ -14,13 +14,13 @@ from proxy.engine.doctor.findings import Facts, Finding, State
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.ports import RequestBody
 from proxy.engine.response_stream import LocalClient, WholeResponse
+from proxy.engine.turns.calls import make_request
 from proxy.engine.turns.responses import write_response
 from proxy.model.exchange import Headers, Usage
 from proxy.wire import CHAT, FORMATS, MESSAGES, RESPONSES, find_wire
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.messages import CACHE_MARKER
-from proxy.wire.summary_request import make_request
 from proxy.wire.translation.conversations import translate
 
 _WORDS = "the module reads a record and checks its length before the next one is taken from the queue of open files "

@@ -16,13 +16,13 @@ from proxy.engine.mapping.sandbox import PromptTemplate, Unfit
 from proxy.engine.response_reader import read_received
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import attempt
-from proxy.engine.turns.calls import make_call
+from proxy.engine.turns.calls import make_call, make_request
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.exchange import SUCCESS, Answer, Usage
 from proxy.model.results import MapResult, count_usage
 from proxy.wire import CHAT
 from proxy.wire.headers import read_rate_limits
-from proxy.wire.summary_request import make_request, read_summary
+from proxy.wire.summary_request import read_summary
 
 _MOST_ANSWER = 8 * 1024 * 1024
 _ORDERS = (

@@ -33,7 +33,7 @@ from proxy.engine.turns.answers import (
     tell,
     write_messages,
 )
-from proxy.engine.turns.calls import make_call
+from proxy.engine.turns.calls import make_call, make_request
 from proxy.engine.turns.recording import NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
@@ -48,7 +48,6 @@ from proxy.wire import CHAT
 from proxy.wire.headers import read_rate_limits
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
-from proxy.wire.summary_request import make_request
 
 MOST_TURNS = 20
 """How many answers a model gives with tools unless a program says otherwise."""

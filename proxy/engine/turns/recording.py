@@ -28,6 +28,7 @@ from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import write_answer, write_messages
+from proxy.engine.turns.calls import make_request
 from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
@@ -49,7 +50,6 @@ from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_us
 from proxy.wire import CHAT, FORMATS
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array, read_object
-from proxy.wire.summary_request import make_request
 from proxy.wire.translation.conversations import translate
 
 Message = Mapping[str, Any]

@@ -23,7 +23,7 @@ from proxy.engine.turns.conversation import MOST_TURNS, ProgramSession
 from proxy.engine.turns.recording import NewSession, make_turn
 from proxy.engine.turns.tools import ProgramTool, make_tools
 from proxy.model.errors import BadRequest
-from proxy.model.events import SessionClosed
+from proxy.model.events import SessionClosedEvent
 from proxy.model.parts import MessagePart
 from proxy.model.results import (
     BuiltContext,
@@ -400,7 +400,7 @@ class Session:
         try:
             await self._is_idle.wait()
             await self._own.wait_for_compaction()
-            self._shared.engine.bus.publish(SessionClosed(self.id))
+            self._shared.engine.bus.publish(SessionClosedEvent(session=self.id))
             await self._bus.end(HANDLER_SECONDS)
         finally:
             self._bus.leave()

@@ -19,7 +19,7 @@ from proxy.engine.response_reader import read_received
 from proxy.engine.response_stream import is_plain_stream
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.errors import ProxyError
-from proxy.model.events import AuxiliaryEnded
+from proxy.model.events import OwnCallEnded
 from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Usage
 from proxy.model.manifest import make_capped_manifest
 from proxy.wire.format import Format
@@ -313,7 +313,7 @@ class ModelCaller:
             cost = Cost()
         budget.settle(asked.session.id, call.exchange, expected, cost)
         ended = (call.exchange, asked.session.id, upstream, model, _name(outcome), cost.tokens, seconds)
-        self.bus.publish(AuxiliaryEnded(*ended))
+        self.bus.publish(OwnCallEnded(*ended))
 
 
 class _RunningCall:

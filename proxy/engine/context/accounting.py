@@ -1,13 +1,11 @@
 """Accounting for sent requests: what each costs and saves, and what its response tells about the provider's cache."""
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from proxy.context.budget import TokenRatio
 from proxy.context.cache_misses import PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
@@ -25,26 +23,23 @@ from proxy.engine.context.epoch_scope import CountedRequest, EpochAccount, forma
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
-from proxy.engine.policy import Provider
+from proxy.engine.models import CacheCalibrator, ExpectedUsage, PriceList, PromptSizes
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
-from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.events import (
     AnswerRead,
-    CacheUsed,
     CeilingUnreachable,
     EpochOpened,
-    OutputsShortened,
-    Planned,
     PromptSent,
     ReasoningRemoved,
     RequestRecorded,
-    RungFailed,
+    ResponseRead,
+    RungFailedEvent,
 )
 from proxy.model.exchange import Headers, Usage
 from proxy.model.lineage import count_shared_nodes
+from proxy.model.lru import LruCache
 from proxy.model.manifest import Manifest
 from proxy.model.messages import Medium
 from proxy.wire import FORMATS
@@ -108,10 +103,7 @@ def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
 
 def tell_opened(bus: EngineBus, request: ManagedRequest, epoch: Epoch) -> None:
     """Tell of an epoch that was opened for a request, and of what it has in short."""
-    bus.publish(EpochOpened.of(epoch))
-    if OutputsShortened in bus.subscribers:
-        named = epoch.id, epoch.parent, epoch.session, epoch.exchange
-        bus.publish(OutputsShortened(*named, epoch.edits, request.wire, request.load_message))
+    bus.publish(EpochOpened(epoch, request.wire, request.load_message))
 
 
 def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> bool:
@@ -158,7 +150,9 @@ def tell_failure(bus: EngineBus, state: RequestState, rung: Rung, error: Excepti
         problem,
         extra={"exchange": state.request.exchange, "session": state.request.session.id},
     )
-    bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+    bus.publish(
+        RungFailedEvent(session=state.request.session.id, exchange=state.request.exchange, rung=rung, error=problem)
+    )
 
 
 def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
@@ -427,104 +421,69 @@ def _find_read(
 MOST_PROMPTS = 1024
 # About 70 bytes each, of which the caches of histories hold most, too.
 MOST_NODES = 200_000
-_UNKNOWN_PROVIDER = Provider()
-
-_T = TypeVar("_T")
 
 
-class _UnansweredPrompt(msgspec.Struct, gc=False):
-    """A prompt whose response was not read yet."""
+class AnswerAccounting:
+    """The one consumer of responses that were read: learns from each, prices it, and says what it tells of the cache.
 
-    session: str
-    prompt: SentPrompt
-    terms: CacheTerms
-    plan: Plan | None = None
-
-
-class CacheWatch:
-    """Follows the prompts of each session, and publishes what responses say of the cache (`CacheUsed`).
-
-    The log says the same later (`engine/reports/cache`). Here it is said from memory, for the metrics: of a session
-    that memory does not have, the first call counts as its first.
+    What it finds is published with the response (`AnswerRead`), from which everybody else has it. Of caches the log
+    says the same later (`engine/reports/cache`). Here it is said from memory: of a session that memory does not have,
+    the first call counts as its first.
     """
 
-    def __init__(
-        self, bus: EngineBus, find_card: Callable[[str, str], Card], providers: Mapping[str, Provider]
-    ) -> None:
+    def __init__(self, bus: EngineBus, prices: PriceList, calibrator: CacheCalibrator, sizes: PromptSizes) -> None:
         self._bus = bus
-        self._find_card = find_card
-        self._providers = providers
-        self._waiting: OrderedDict[str, _UnansweredPrompt] = OrderedDict()
-        self._trails: OrderedDict[str, PromptTrail] = OrderedDict()
-        self._nodes = 0  # of all trails together
-        self._opened: OrderedDict[str, str] = OrderedDict()  # why, by the exchange that an epoch was opened for
+        self._prices = prices
+        self._calibrator = calibrator
+        self._sizes = sizes
+        self._waiting = LruCache[str, PromptSent](MOST_PROMPTS)
+        self._opened = LruCache[str, str](MOST_PROMPTS)  # why, by the exchange that an epoch was opened for
+        # Of the newest session all is kept, however long it is.
+        self._trails = LruCache[str, PromptTrail](MOST_NODES, weigh=lambda _, trail: min(trail.weight, MOST_NODES))
         bus.subscribe(PromptSent, self.note_prompt)
         bus.subscribe(EpochOpened, self.note_epoch)
-        bus.subscribe(Planned, self.note_plan)
-        bus.subscribe(AnswerRead, self.note_answer)
+        bus.subscribe(ResponseRead, self.note_response)
 
     def note_prompt(self, event: PromptSent) -> None:
         """Remember a prompt until its response was read."""
-        prompt = SentPrompt(
-            event.exchange, event.upstream, event.model, event.nodes, event.layers, sent_ms=event.sent_ms
-        )
-        self._waiting[event.exchange] = _UnansweredPrompt(event.session, prompt, event.terms)
-        _trim(self._waiting, MOST_PROMPTS)
+        self._waiting.put(event.exchange, event)
 
     def note_epoch(self, event: EpochOpened) -> None:
         """Remember why an epoch was opened."""
-        self._opened[event.exchange] = event.why
-        _trim(self._opened, MOST_PROMPTS)
+        self._opened.put(event.epoch.exchange, event.epoch.why)
 
-    def note_plan(self, event: Planned) -> None:
-        """Remember what was sent for a prompt."""
-        waiting = self._waiting.get(event.exchange)
-        if waiting is not None:
-            waiting.plan = event.plan
+    def note_response(self, read: ResponseRead) -> None:
+        """Account for a response, and tell all of it."""
+        ended, usage = read.round, read.usage
+        told: tuple[Any, ...] = (None,)
+        if ended is not None and ended.kind != "recorded" and (usage.input, usage.output) != (None, None):
+            told = (self._prices.price(ended.upstream, ended.model, usage).money,)
+        if read.is_informative:
+            self._calibrator.note_answer(read)
+            self._sizes.note_answer(read)
+            told += self._explain(read)
+        self._bus.publish(AnswerRead(*astuple(read), *told))
 
-    def note_answer(self, event: AnswerRead) -> None:
-        """Say what the response to a prompt tells of the cache."""
-        waiting = self._waiting.pop(event.exchange, None)
-        why = self._opened.pop(event.exchange, "")
-        if waiting is None:
-            return
-        plan, usage = waiting.plan, event.usage
-        prompt = replace(
-            waiting.prompt,
-            rewriting=name_rewriting(plan),
-            why=why,
-            ready_ms=waiting.prompt.sent_ms + 1000 * event.first_byte_s,
-            usage=usage,
+    def _explain(self, read: ResponseRead) -> tuple[Any, ...]:
+        """Return what a response tells of the cache and of what managing saved, as `AnswerRead` has it."""
+        sent, why = self._waiting.pop(read.exchange), self._opened.pop(read.exchange) or ""
+        if sent is None:
+            return ()
+        plan, usage = read.round.plan if read.round is not None else None, read.usage
+        ready_ms = sent.sent_ms + 1000 * read.first_byte_s
+        prompt = SentPrompt(
+            *(sent.exchange, sent.upstream, sent.model, sent.nodes, sent.layers),
+            *(name_rewriting(plan), why, sent.sent_ms, ready_ms, usage),
         )
-        trail = self._trails.pop(waiting.session, None) or PromptTrail()
+        trail = self._trails.get(sent.session) or PromptTrail()
         precedent = trail.find(prompt)
-        self._nodes -= trail.weight
         trail.add(prompt)
-        self._keep_trail(waiting.session, trail)
+        self._trails.put(sent.session, trail)
         if plan is None and not can_have_missed(prompt, precedent):
-            return  # nothing that would have to be looked up: true of most calls
-        card, provider = self._find_model(prompt)
-        cache = find_cache(provider, card, waiting.terms, is_rewritten=bool(plan is not None and plan.epoch))
-        use = explain_use(prompt, precedent, cache, event.told)
+            return ()  # nothing that would have to be looked up: true of most calls
+        card, is_rewritten = self._prices.find_card(sent.upstream, sent.model), bool(plan is not None and plan.epoch)
+        cache = self._prices.find_cache(sent.upstream, card, sent.terms, is_rewritten=is_rewritten)
+        use = explain_use(prompt, precedent, cache, read.told)
         cost = price_missed(use, usage, card, cache)
         saved = price_saved([(plan, usage)], card, cache)
-        both = (None, None) if saved is None else (saved.tokens, saved.money)
-        self._bus.publish(
-            CacheUsed(event.exchange, waiting.session, use.cause, use.missed, cost.tokens, cost.money, *both)
-        )
-
-    def _keep_trail(self, session: str, trail: PromptTrail) -> None:
-        self._trails[session] = trail
-        self._nodes += trail.weight
-        while self._nodes > MOST_NODES and len(self._trails) > 1:
-            _, oldest = self._trails.popitem(last=False)
-            self._nodes -= oldest.weight
-
-    def _find_model(self, prompt: SentPrompt) -> tuple[Card, Provider]:
-        card = self._find_card(prompt.upstream, prompt.model)
-        return card, self._providers.get(prompt.upstream, _UNKNOWN_PROVIDER)
-
-
-def _trim(kept: OrderedDict[str, _T], most: int) -> None:
-    if len(kept) > most:
-        kept.popitem(last=False)
+        return use.cause, use.missed, cost.tokens, cost.money, *(astuple(saved) if saved is not None else ())

@@ -16,7 +16,7 @@ from proxy.engine.turns.conversation import MOST_TURNS, AnsweredTurn, ProgramSes
 from proxy.engine.turns.recording import NewSession
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.errors import UpstreamRefused, UpstreamUnreachable
-from proxy.model.events import SessionClosed
+from proxy.model.events import SessionClosedEvent
 from proxy.model.parts import MessagePart, TextPart
 from proxy.model.results import AgentMapResult, TokenUsage
 
@@ -77,7 +77,7 @@ class AgentMapper:
             await attempt(self._run_agent(item, work), problems.append)
         finally:
             if work.session is not None:
-                self._home.bus.publish(SessionClosed(work.session.key.id))
+                self._home.bus.publish(SessionClosedEvent(session=work.session.key.id))
         return AgentMapResult(
             input=item,
             session_id=work.session.key.id if work.session is not None else "",

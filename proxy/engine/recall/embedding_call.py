@@ -22,7 +22,7 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.relay import Relay
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.errors import ProxyError
-from proxy.model.events import EmbeddingEnded
+from proxy.model.events import OwnCallEnded
 from proxy.model.exchange import Headers, Opening, Reading, Round, SessionKey, Usage
 from proxy.model.manifest import make_capped_manifest
 from proxy.retrieval.vectors import pack_signs
@@ -271,8 +271,8 @@ class EmbeddingCaller:
         asked = call.asked
         self.health.budget.settle(asked.session.id, call.exchange, expected, cost)
         made, seconds = len(asked.texts) if verdict == "answered" else 0, self.clock.monotonic() - call.began
-        told = (call.exchange, asked.session.id, asked.upstream.name, asked.model, verdict, made, cost.tokens, seconds)
-        self.bus.publish(EmbeddingEnded(*told))
+        told = (call.exchange, asked.session.id, asked.upstream.name, asked.model, verdict, cost.tokens, seconds, made)
+        self.bus.publish(OwnCallEnded(*told))
 
 
 def read_vectors(body: bytes, headers: Headers, count: int) -> tuple[list[bytes], Usage | None]:

@@ -35,9 +35,9 @@ from proxy.engine.turns.answers import (
 from proxy.engine.turns.calls import LocalResponse, make_call
 from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
-from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
-from proxy.model.events import CompactionEnded, EpochOpened, ReplyRecorded
+from proxy.model.events import AnswerRead, CompactionCompletedEvent, EpochOpened
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
 from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
@@ -81,7 +81,7 @@ class _TurnNotes:
     `epoch` is one that has opened with a call of the message.
     """
 
-    epoch: EpochOpened | None = None
+    epoch: Epoch | None = None
     summary: CompactionResult | None = None
 
 
@@ -172,30 +172,22 @@ class Conversations:
         """Listen to what happens in sessions, from the first one on that is opened."""
         if not self._is_listening:
             self._is_listening = True
-            self.bus.subscribe(ReplyRecorded, self._note_reply)
+            self.bus.subscribe(AnswerRead, self._note_reply)
             self.bus.subscribe(EpochOpened, self._note_epoch)
-            self.bus.subscribe(CompactionEnded, self._note_summary)
+            self.bus.subscribe(CompactionCompletedEvent, self._note_summary)
 
-    def _note_reply(self, event: ReplyRecorded) -> None:
-        if event.nodes:
-            self.replies.put(event.exchange, event.nodes[-1].hex())
+    def _note_reply(self, event: AnswerRead) -> None:
+        if event.reply is not None and event.reply.nodes:
+            self.replies.put(event.exchange, event.reply.nodes[-1].node.hex())
 
     def _note_epoch(self, event: EpochOpened) -> None:
-        if event.exchange and (session := self.open.get(event.session)) is not None:
-            session.notes.epoch = event
+        epoch = event.epoch
+        if epoch.exchange and not epoch.is_reversion and (session := self.open.get(epoch.session)) is not None:
+            session.notes.epoch = epoch
 
-    def _note_summary(self, event: CompactionEnded) -> None:
-        if event.summary and (session := self.open.get(event.session)) is not None:
-            session.notes.summary = CompactionResult(
-                session_id=event.session,
-                summary_message_id=event.summary,
-                level_used=event.level,
-                compacted_message_count=event.messages,
-                summary_token_count=event.tokens,
-                tokens_before=event.covered,
-                tokens_after=event.tokens,
-                elapsed_ms=round(1000 * event.seconds),
-            )
+    def _note_summary(self, event: CompactionCompletedEvent) -> None:
+        if (session := self.open.get(event.session)) is not None:
+            session.notes.summary = event.payload
 
 
 class ProgramSession:
@@ -373,7 +365,7 @@ class ProgramSession:
             )
         return AnsweredTurn(result, answer.calls, response.exchange)
 
-    async def _describe_epoch(self, opened: EpochOpened) -> CompactionResult:
+    async def _describe_epoch(self, opened: Epoch) -> CompactionResult:
         """Return what an epoch has shortened, by the newest summary that it shows, or by a ledger only."""
         edits = _edits.decode(opened.edits) if opened.edits else ()
         written = [each for each in edits if isinstance(each, Written)]

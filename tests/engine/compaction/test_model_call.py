@@ -10,7 +10,7 @@ from proxy.engine.compaction.model_call import FailedCall, ModelResponse, Summar
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import AnswerRead, AuxiliaryEnded, ReadingFailed
+from proxy.model.events import AnswerRead, CallUnreadableEvent, OwnCallEnded
 from proxy.model.exchange import Headers, Reading, Round, Usage
 from proxy.model.lineage import Reply, Step
 from proxy.model.log import ArchiveHealth
@@ -246,7 +246,7 @@ async def test_cancelled_it_leaves_its_record() -> None:
         await task
     assert await setup.engine.tasks.finish(LIMIT)
     assert setup.engine.archive.outcome.completeness == "aborted"
-    [ended] = setup.list_events(AuxiliaryEnded)
+    [ended] = setup.list_events(OwnCallEnded)
     assert (ended.verdict, ended.cost > 0) == ("aborted", True)
 
 
@@ -270,7 +270,7 @@ async def test_it_has_no_place_in_the_conversation_and_nobody_waits_for_its_answ
     setup = Setup(ScriptedUpstream(answer=complete("x")))
     await ask(setup)
     assert [event.exchange for event in setup.list_events(AnswerRead)] == ["x1"]
-    assert setup.list_events(ReadingFailed) == []
+    assert setup.list_events(CallUnreadableEvent) == []
     assert (setup.engine.archive.of(Step), setup.engine.archive.of(Reply)) == ([], [])
     assert list(setup.engine.lineage.list_unread_of(SESSION.tenant)) == []
 
@@ -278,9 +278,9 @@ async def test_it_has_no_place_in_the_conversation_and_nobody_waits_for_its_answ
 async def test_what_it_cost_is_told_and_kept_account_of() -> None:
     setup = Setup(ScriptedUpstream(answer=complete("x")))
     await ask(setup)
-    [ended] = setup.list_events(AuxiliaryEnded)
+    [ended] = setup.list_events(OwnCallEnded)
     cost = 100 + 0.1 * 800 + 5 * 50
-    assert ended == AuxiliaryEnded("x1", "s1", "main", MODEL, "answered", cost, 0.0)
+    assert ended == OwnCallEnded("x1", "s1", "main", MODEL, "answered", cost, 0.0)
     assert setup.health.budget.record_waste("s1", ["x1"]).tokens == cost
 
 
@@ -296,7 +296,7 @@ async def test_what_it_cost_is_told_and_kept_account_of() -> None:
 async def test_what_nobody_counted_costs_what_it_was_expected_to(response: Any, cost: float) -> None:
     setup = Setup(ScriptedUpstream(answer=response))
     await ask(setup)
-    [ended] = setup.list_events(AuxiliaryEnded)
+    [ended] = setup.list_events(OwnCallEnded)
     assert ended.cost == cost
 
 

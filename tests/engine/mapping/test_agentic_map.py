@@ -16,7 +16,7 @@ from proxy.engine.policy import OperatorPolicy
 from proxy.engine.turns.recording import NewSession
 from proxy.engine.turns.tools import ProgramTool, make_tool
 from proxy.model.errors import NotFound, UpstreamUnreachable
-from proxy.model.events import SessionClosed
+from proxy.model.events import SessionClosedEvent
 from proxy.model.results import AgentMapResult
 from tests.support.operators import Model, Reply, running_engine
 
@@ -170,7 +170,7 @@ async def test_an_item_that_the_template_cannot_take_has_no_session(bench: Bench
 
 async def test_events_name_the_session_of_each_item(bench: Bench) -> None:
     closed: list[str] = []
-    bench.engine.bus.subscribe(SessionClosed, lambda event: closed.append(event.session))
+    bench.engine.bus.subscribe(SessionClosedEvent, lambda event: closed.append(event.session))
     results = await bench.results(["a", "b"])
     _, *items, end = bench.told
     assert {each.item_session for each in items} == {each.session_id for each in results} == set(closed)

@@ -15,7 +15,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import Provider
 from proxy.engine.recall.embedding_call import EmbeddingCaller, EmbeddingRequest
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import EmbeddingEnded, ExchangeRecorded
+from proxy.model.events import ExchangeRecorded, OwnCallEnded
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Usage
 from proxy.model.log import ArchiveHealth
 from proxy.store.policy import StorePolicy
@@ -45,8 +45,8 @@ class World:
             policy=made.policy, relay=made.relay, tasks=made.tasks, bus=made.bus, clock=made.clock, ids=made.ids,
             health=made.health, seconds=LIMIT,
         )  # fmt: skip
-        self.ended: list[EmbeddingEnded] = []
-        made.bus.subscribe(EmbeddingEnded, self.ended.append)
+        self.ended: list[OwnCallEnded] = []
+        made.bus.subscribe(OwnCallEnded, self.ended.append)
         balance = self.health.budget
         balance.record_estimate("client", Usage(spent, 0))
         balance.record_exchange(self.make_event())

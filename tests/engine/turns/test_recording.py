@@ -21,7 +21,7 @@ from proxy.engine.reports.savings_report import load_report
 from proxy.engine.turns.calls import make_call
 from proxy.engine.turns.recording import KeptTurn, NewSession, make_turn
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
-from proxy.model.events import CompactionStarted, EpochOpened, ExchangeRecorded
+from proxy.model.events import CompactionTriggeredEvent, EpochOpened, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, SessionKey
 from proxy.model.results import TokenUsage
 from proxy.wire import FORMATS
@@ -260,8 +260,8 @@ async def test_a_context_is_what_a_call_through_us_would_send(tmp_path: Path, is
 async def test_summaries_are_made_of_what_was_recorded_and_are_in_the_context(tmp_path: Path) -> None:
     flags = {"compaction.model": MODEL, "compaction.spend_fraction": 1.0, "budget.ceiling_tokens": 8000}
     async with programming(tmp_path, **flags) as program:
-        began: list[CompactionStarted] = []
-        program.engine.bus.subscribe(CompactionStarted, began.append)
+        began: list[CompactionTriggeredEvent] = []
+        program.engine.bus.subscribe(CompactionTriggeredEvent, began.append)
         kept = []
         for asked, answered in list_turns(80):
             kept.append(await program.record(asked, answered))

@@ -44,7 +44,12 @@ async def test_the_answer_has_been_read_when_it_is_recorded_so_that_a_close_lose
     read: list[str] = []
     async with await create() as session:
         (shared,) = ENGINES.open.values()
-        shared.engine.bus.subscribe(AnswerRead, lambda event: read.append(event.reply.nodes[-1].node.hex()))
+
+        def note(event: AnswerRead) -> None:
+            assert event.reply is not None
+            read.append(event.reply.nodes[-1].node.hex())
+
+        shared.engine.bus.subscribe(AnswerRead, note)
         kept = await session.record("hello", "hi")
         assert read == [kept.assistant_message_id]
 

@@ -156,14 +156,14 @@ def test_nudges_are_counted_by_how_many_in_a_row() -> None:
 def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     metrics.count(AnswerRead("x1", 0, round=recorded(), saved=100.0, saved_money=0.5))
-    for exchange, *told in (("x2", "epoch", 2000, 1800.0, 0.25, -300.0, -1.5), ("x3", "provider", 500, 450.0, None)):
-        names = ("cause", "missed", "missed_cost", "missed_money", "saved", "saved_money")
-        metrics.count(AnswerRead(exchange, 0, round=recorded(), **dict(zip(names, told, strict=False))))
+    missed = AnswerRead("x2", 0, round=recorded(), cause="epoch", missed=2000, missed_cost=1800.0, missed_money=0.25)
+    metrics.count(replace(missed, saved=-300.0, saved_money=-1.5))
+    metrics.count(replace(missed, cause="provider", missed=500, missed_cost=450.0, missed_money=None))
     told = {name: value for name, value in read(metrics).items() if value}
-    for cause, missed, cost in (("epoch", 2000, 1800), ("provider", 500, 450)):
+    for cause, tokens, cost in (("epoch", 2000, 1800), ("provider", 500, 450)):
         labels = (("cause", cause),)
         assert told["palimpsest_cache_misses_total", labels] == 1
-        assert told["palimpsest_cache_missed_tokens_total", labels] == missed
+        assert told["palimpsest_cache_missed_tokens_total", labels] == tokens
         assert told["palimpsest_cache_missed_cost_tokens_total", labels] == cost
     assert told["palimpsest_cache_missed_money_total", (("cause", "epoch"),)] == 0.25
     assert ("palimpsest_cache_missed_money_total", (("cause", "provider"),)) not in told

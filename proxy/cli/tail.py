@@ -258,10 +258,6 @@ def _format_saved(money: float | None) -> str:
     return f" (saved ${money:.4f})" if money > 0 else f" (lost ${-money:.4f})"
 
 
-def _describe_epoch(event: EpochOpenedEvent) -> str:
-    return f"epoch opened, {CAUSES[event.why]}: {event.tokens_before:,} → {event.tokens_after:,} tokens"
-
-
 def _describe_reverted(event: EpochRevertedEvent) -> str:
     who = "the upstream refused it" if event.why == "refused" else "on request"
     sizes = ""
@@ -287,10 +283,6 @@ def _describe_pruned(event: PruneCompletedEvent) -> str:
 def _describe_loop(event: DoomLoopDetectedEvent) -> str:
     output = "the same output" if event.has_same_output else "other outputs"
     return f"loop: {event.tool} was called {event.count} times in a row with the same arguments, with {output}"
-
-
-def _describe_trigger(event: CompactionTriggeredEvent) -> str:
-    return f"a summary of {format_count(event.messages, 'message')} ({event.tokens:,} tokens) is being made"
 
 
 def _describe_compacted(event: CompactionCompletedEvent) -> str:
@@ -333,10 +325,16 @@ _DESCRIPTIONS: Mapping[type[StreamedEvent], tuple[str, Callable[[Any], str]]] = 
         _FAULT,
         lambda event: f"sent above its ceiling: {event.tokens:,} of {event.usable:,} tokens; {event.error}",
     ),
-    EpochOpenedEvent: (_EPOCH, _describe_epoch),
+    EpochOpenedEvent: (
+        _EPOCH,
+        lambda event: f"epoch opened, {CAUSES[event.why]}: {event.tokens_before:,} → {event.tokens_after:,} tokens",
+    ),
     EpochRevertedEvent: (_EPOCH, _describe_reverted),
     PruneCompletedEvent: (_EPOCH, _describe_pruned),
-    CompactionTriggeredEvent: (_NOTE, _describe_trigger),
+    CompactionTriggeredEvent: (
+        _NOTE,
+        lambda event: f"a summary of {format_count(event.messages, 'message')} ({event.tokens:,} tokens) is being made",
+    ),
     CompactionCompletedEvent: (_EPOCH, _describe_compacted),
     CompactionFailedEvent: (_FAULT, lambda event: f"no summary came of it: {event.error}"),
     SummaryAddedEvent: (

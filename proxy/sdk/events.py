@@ -97,7 +97,7 @@ class EventBus:
 
     def subscribe(self, event: str, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""
-        if event != Event.EVERY and event not in BUS_EVENTS:
+        if event not in tuple(Event):
             raise ValueError(f"{event!r} is no event; there are {', '.join(BUS_EVENTS)}")
         if not callable(handler):
             raise TypeError(f"a handler is a function of an event and its payload, not {handler!r:.100}")

@@ -13,7 +13,7 @@ from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, Operator
 from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.conversation import MOST_TURNS, AnsweredTurn, ProgramSession
-from proxy.engine.turns.recording import NewSession
+from proxy.engine.turns.recording import SessionRequest
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.errors import UpstreamRefused, UpstreamUnreachable
 from proxy.model.events import SessionClosedEvent
@@ -93,7 +93,7 @@ class AgentMapper:
         prompt = await self._run.sandbox.render(order.template, item)
         await self._pacer.wait()
         name = f"{order.agent}-{self._ids.next_exchange()}"
-        work.session = await self._home.create(NewSession(order.model, name, "", order.system_prompt, order.parent))
+        work.session = await self._home.create(SessionRequest(order.model, name, "", order.system_prompt, order.parent))
         brought: Sequence[MessagePart] = (TextPart(prompt),)
         for _ in range(order.max_turns - 1):
             turn = await self._send(brought, work)

@@ -33,7 +33,7 @@ from proxy.engine.turns.answers import (
     write_messages,
 )
 from proxy.engine.turns.calls import LocalResponse, make_call
-from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
+from proxy.engine.turns.recording import CHAT, RecordedTurn, SessionRequest, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
@@ -104,14 +104,14 @@ class Conversations:
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
 
-    async def create(self, wanted: NewSession) -> "ProgramSession":
+    async def create(self, wanted: SessionRequest) -> "ProgramSession":
         """Begin a session, which is in the log then. Raises BadRequest, NotFound, Conflict and StoreUnavailable."""
         key = await self.recorder.create(wanted)
         self.listen()
         found = ProgramSession(self, key, wanted.model, wanted.system_prompt)
         return self.open.setdefault(key.id, found)
 
-    async def open_named(self, wanted: NewSession) -> "ProgramSession":
+    async def open_named(self, wanted: SessionRequest) -> "ProgramSession":
         """Return the session of a name, begun if there is none. Raises as `create` and `load` do."""
         try:
             return await self.create(wanted)
@@ -128,7 +128,7 @@ class Conversations:
             raise Conflict("this session has no complete answer, so that there is nothing to go on with")
         row = await self.archive.find_session(session)
         self.listen()
-        own = begun or NewSession(row.model, system_prompt=history.system if history is not None else "")
+        own = begun or SessionRequest(row.model, system_prompt=history.system if history is not None else "")
         found = ProgramSession(self, key, row.model or own.model, own.system_prompt, await self.sum_usage(session))
         found.restore(history)
         return self.open.setdefault(session, found)
@@ -151,11 +151,11 @@ class Conversations:
         steps = sum([CHAT.reader.read_item(raw).role == "assistant" for raw in raws]) + len(path.answer)
         return KnownHistory(system, steps, tuple([call for call in calls if call.tool_call_id in path.waiting]))
 
-    async def _load_begun(self, session: str) -> NewSession | None:
+    async def _load_begun(self, session: str) -> SessionRequest | None:
         """Return how a session was begun by a program, None if it was not."""
         for row in await self.archive.list_calls(session, 0, 1):
             if is_beginning(row):
-                return msgspec.json.decode(await self.archive.load_request(row.id), type=NewSession)
+                return msgspec.json.decode(await self.archive.load_request(row.id), type=SessionRequest)
         return None
 
     async def sum_usage(self, session: str) -> TokenUsage:

@@ -13,7 +13,7 @@ from proxy.engine.mapping.agentic_map import AgenticMapOrder, AgentMapper
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.policy import OperatorPolicy
-from proxy.engine.turns.recording import NewSession
+from proxy.engine.turns.recording import SessionRequest
 from proxy.engine.turns.tools import ProgramTool, make_tool
 from proxy.model.errors import NotFound, UpstreamUnreachable
 from proxy.model.events import SessionClosedEvent
@@ -89,7 +89,7 @@ async def test_no_more_agents_run_at_once_than_the_settings_say(bench: Bench) ->
 
 
 async def test_a_session_is_in_the_log_as_that_of_its_parent(bench: Bench) -> None:
-    parent = await bench.engine.conversations.create(NewSession("m1", "parent"))
+    parent = await bench.engine.conversations.create(SessionRequest("m1", "parent"))
     (result,) = await bench.results(["a"], parent=parent.key.id, agent="finder")
     row = await bench.engine.archive.find_session(result.session_id)
     assert row.parent == parent.key.id

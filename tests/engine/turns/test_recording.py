@@ -19,7 +19,7 @@ from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.savings_report import load_report
 from proxy.engine.turns.calls import make_call
-from proxy.engine.turns.recording import KeptTurn, NewSession, make_turn
+from proxy.engine.turns.recording import KeptTurn, SessionRequest, make_turn
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
 from proxy.model.events import CompactionTriggeredEvent, EpochOpened, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, SessionKey
@@ -88,7 +88,7 @@ class Program:
 
     async def begin(self, **wanted: str) -> None:
         """Begin the session."""
-        self.key = await self.engine.turns.create(NewSession(MODEL, "told", **wanted))
+        self.key = await self.engine.turns.create(SessionRequest(MODEL, "told", **wanted))
 
     async def record(self, asked: Any, answered: Any, once: str = "", **more: Any) -> KeptTurn:
         """Record a turn."""
@@ -317,7 +317,7 @@ async def test_a_log_that_takes_nothing_records_nothing(tmp_path: Path, monkeypa
             with pytest.raises(StoreUnavailable, match="the disk is full"):
                 await program.record("second", "two")
             with pytest.raises(StoreUnavailable, match="the disk is full"):
-                await program.engine.turns.create(NewSession(MODEL, "other"))
+                await program.engine.turns.create(SessionRequest(MODEL, "other"))
         await program.record("third", "three")
         assert [each["content"] for each in await program.context()][1:] == ["first", "one", "third", "three"]
 

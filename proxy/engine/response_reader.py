@@ -238,6 +238,7 @@ class ResponseReader:
                 reply,
                 received.kind == "hidden",
                 received.round,
+                answer.usage is not None or bool(answer.finish),
             )
         )
 

@@ -403,7 +403,8 @@ class ResponseRead(Event):
     `first_byte_s` is the time to its first byte, 0 if unknown; `finish` as in `Answer`. `told` is the cause of a cache
     miss, if the provider named one. `answer` is it as JSON, as the log has it, and `content` as it came, in the format
     `wire`. `reply` are the nodes that a client adds to its conversation for it. A round `is_hidden` in which a model
-    recalled: the client gets nothing of it. `round` is how it ended, None if an earlier process recorded it.
+    recalled: the client gets nothing of it. `round` is how it ended, None if an earlier process recorded it. One that
+    `is_informative` states its usage or why it ended, as that of an error does not.
     """
 
     exchange: str
@@ -418,22 +419,19 @@ class ResponseRead(Event):
     reply: Reply | None = None
     is_hidden: bool = False
     round: ExchangeRecorded | None = None
-
-    @property
-    def is_informative(self) -> bool:
-        """Whether it states its usage or why it ended, as that of an error does not."""
-        return self.usage != Usage() or bool(self.finish)
+    is_informative: bool = True
 
 
 class AnswerRead(ResponseRead):
     """A response of which all is known: what it cost, and what it tells of the provider's cache.
 
-    `money` is its price, None if unknown. `missed` tokens should have been read from the cache and were not, for this
-    `cause`; it cost `missed_cost` tokens of uncached input more, and `missed_money` where the prices are known. `saved`
-    and `saved_money` are what managing saved by the usage that came back, negative if it cost more; None if unknown.
+    `price` returns what it cost, None if unknown. `missed` tokens should have been read from the cache and were not,
+    for this `cause`; it cost `missed_cost` tokens of uncached input more, and `missed_money` where prices are known.
+    `saved` and `saved_money` are what managing saved by the usage that came back, negative if it cost more; None if
+    unknown.
     """
 
-    money: float | None = None
+    price: Callable[[], float | None] = lambda: None
     cause: MissCause | Literal[""] = ""
     missed: int = 0
     missed_cost: float = 0.0

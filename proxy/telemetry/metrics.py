@@ -232,11 +232,12 @@ class Metrics(Collector):
         for name, count in counts.items():
             if count is not None:
                 self._add("palimpsest_usage_tokens", ended.kind, label, name, count=count)
-        if event.money is not None:
-            self._add("palimpsest_spent_money", ended.kind, label, count=event.money)
+        if (money := event.price()) is not None:
+            self._add("palimpsest_spent_money", ended.kind, label, count=money)
         elif ended.kind != "recorded" and (usage.input, usage.output) != (None, None):
             self._add("palimpsest_unpriced_calls", label)
-        self._count_cache(event)
+        if event.cause or event.saved is not None:
+            self._count_cache(event)
 
     def _label_model(self, model: str) -> str:
         """Return the label of a model: clients can name any, and each label takes memory here and in Prometheus."""

@@ -204,8 +204,8 @@ def test_what_calls_cost_is_counted_once_their_response_was_read() -> None:
     calls: list[tuple[Kind, str]] = [("managed", "m1"), ("auxiliary", "m1"), ("managed", "m2")]
     for number, (kind, model) in enumerate(calls):
         ended = replace(recorded(), exchange=f"e{number}", kind=kind, model=model, is_readable=True)
-        money = 0.25 if model == "m1" else None
-        metrics.count(AnswerRead(f"e{number}", 0, Usage(100, 20, 60), round=ended, money=money))
+        answer = AnswerRead(f"e{number}", 0, Usage(100, 20, 60), round=ended)
+        metrics.count(replace(answer, price=lambda: 0.25) if model == "m1" else answer)
     metrics.count(AnswerRead("silent", 0, Usage(), round=replace(recorded(), exchange="silent", model="m1")))
     metrics.count(AnswerRead("never recorded", 0, Usage(1, 1)))
     told = read(metrics)

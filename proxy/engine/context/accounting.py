@@ -1,6 +1,7 @@
 """Accounting for sent requests: what each costs and saves, and what its response tells about the provider's cache."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -436,17 +437,19 @@ class AnswerAccounting:
         self._prices = prices
         self._calibrator = calibrator
         self._sizes = sizes
-        self._waiting = LruCache[str, PromptSent](MOST_PROMPTS)
+        self._waiting: OrderedDict[str, PromptSent] = OrderedDict()
         self._opened = LruCache[str, str](MOST_PROMPTS)  # why, by the exchange that an epoch was opened for
-        # Of the newest session all is kept, however long it is.
-        self._trails = LruCache[str, PromptTrail](MOST_NODES, weigh=lambda _, trail: min(trail.weight, MOST_NODES))
+        self._trails: OrderedDict[str, PromptTrail] = OrderedDict()
+        self._nodes = 0  # of all trails together
         bus.subscribe(PromptSent, self.note_prompt)
         bus.subscribe(EpochOpened, self.note_epoch)
         bus.subscribe(ResponseRead, self.note_response)
 
     def note_prompt(self, event: PromptSent) -> None:
         """Remember a prompt until its response was read."""
-        self._waiting.put(event.exchange, event)
+        self._waiting[event.exchange] = event
+        if len(self._waiting) > MOST_PROMPTS:
+            self._waiting.popitem(last=False)
 
     def note_epoch(self, event: EpochOpened) -> None:
         """Remember why an epoch was opened."""
@@ -454,31 +457,39 @@ class AnswerAccounting:
 
     def note_response(self, read: ResponseRead) -> None:
         """Account for a response, and tell all of it."""
-        ended, usage = read.round, read.usage
-        told: tuple[Any, ...] = (None,)
-        if ended is not None and ended.kind != "recorded" and (usage.input, usage.output) != (None, None):
-            told = (self._prices.price(ended.upstream, ended.model, usage).money,)
+        told: tuple[Any, ...] = (partial(self._price, read),)
         if read.is_informative:
             self._calibrator.note_answer(read)
             self._sizes.note_answer(read)
             told += self._explain(read)
         self._bus.publish(AnswerRead(*astuple(read), *told))
 
+    def _price(self, read: ResponseRead) -> float | None:
+        """Return what a response cost, as far as that is known. It is looked up for those who ask only."""
+        ended, usage = read.round, read.usage
+        if ended is None or ended.kind == "recorded" or (usage.input, usage.output) == (None, None):
+            return None
+        return self._prices.price(ended.upstream, ended.model, usage).money
+
     def _explain(self, read: ResponseRead) -> tuple[Any, ...]:
         """Return what a response tells of the cache and of what managing saved, as `AnswerRead` has it."""
-        sent, why = self._waiting.pop(read.exchange), self._opened.pop(read.exchange) or ""
+        sent = self._waiting.pop(read.exchange, None)
         if sent is None:
             return ()
         plan, usage = read.round.plan if read.round is not None else None, read.usage
+        why = self._opened.pop(read.exchange) or "" if plan is not None else ""
         ready_ms = sent.sent_ms + 1000 * read.first_byte_s
         prompt = SentPrompt(
             *(sent.exchange, sent.upstream, sent.model, sent.nodes, sent.layers),
             *(name_rewriting(plan), why, sent.sent_ms, ready_ms, usage),
         )
-        trail = self._trails.get(sent.session) or PromptTrail()
-        precedent = trail.find(prompt)
+        trail = self._trails.pop(sent.session, None) or PromptTrail()
+        precedent, before = trail.find(prompt), trail.weight
         trail.add(prompt)
-        self._trails.put(sent.session, trail)
+        self._trails[sent.session] = trail
+        self._nodes += trail.weight - before
+        while self._nodes > MOST_NODES and len(self._trails) > 1:
+            self._nodes -= self._trails.popitem(last=False)[1].weight
         if plan is None and not can_have_missed(prompt, precedent):
             return ()  # nothing that would have to be looked up: true of most calls
         card, is_rewritten = self._prices.find_card(sent.upstream, sent.model), bool(plan is not None and plan.epoch)

@@ -81,7 +81,7 @@ class CallUnderWay:
         return own, plan.tokens_upstream if counted is None else counted
 
     def _sum_money(self) -> float | None:
-        known = [answer.money for answer in self.answers.values() if answer.usage.input is not None]
+        known = [answer.price() for answer in self.answers.values() if answer.usage.input is not None]
         return _add(known) if known and None not in known else None
 
     def _sum_saved(self, outcome: ExchangeRecorded) -> float | None:

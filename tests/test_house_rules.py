@@ -73,28 +73,28 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 594_017, 344_213
+MOST_TOKENS, MOST_CORE_TOKENS = 591_501, 342_735
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_672,
-    "proxy/cli": 35_640,
+    "proxy": 9_647,
+    "proxy/cli": 35_638,
     "proxy/config": 11_134,
-    "proxy/context": 74_916,
+    "proxy/context": 74_484,
     "proxy/demo": 6_722,
     "proxy/doctor": 5_253,
-    "proxy/engine": 217_175,
-    "proxy/model": 12_976,
+    "proxy/engine": 216_392,
+    "proxy/model": 11_976,
     "proxy/retrieval": 11_939,
     "proxy/sdk": 8_718,
-    "proxy/server": 28_629,
+    "proxy/server": 28_530,
     "proxy/store": 60_686,
-    "proxy/telemetry": 8_583,
+    "proxy/telemetry": 8_408,
     "proxy/transcripts": 9_842,
     "proxy/trial": 9_097,
     "proxy/upstream": 14_530,
     "proxy/wire": 61_363,
     "proxy/worker": 7_142,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 32, 171, 144
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 25, 167, 140
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from proxy.engine.runtime import EngineBus, TaskRunner
-from proxy.model.events import CallUnreadableEvent, Event, ExchangeRecorded
+from proxy.model.events import CallUnreadableEvent, Event, ExchangeRecorded, SessionClosedEvent
 from tests.support.scripted import LIMIT
 
 EVENT = CallUnreadableEvent(exchange="x1", error="why")
@@ -28,6 +28,31 @@ async def test_subscribers_of_a_type_hear_in_order_of_subscription() -> None:
     bus.subscribe(ExchangeRecorded, lambda event: heard.append("other"))
     bus.publish(EVENT)
     assert heard == ["first", "second"]
+
+
+async def test_what_a_subscriber_publishes_is_heard_after_what_it_heard_by_everybody() -> None:
+    bus, heard = EngineBus(TaskRunner()), list[Event]()
+    other = CallUnreadableEvent(exchange="x2", error="why")
+    bus.subscribe(SessionClosedEvent, lambda event: bus.publish(other))
+    bus.subscribe(SessionClosedEvent, heard.append)
+    bus.subscribe(CallUnreadableEvent, heard.append)
+    for _ in range(2):
+        bus.publish(SessionClosedEvent(session="s"))
+    assert heard == [SessionClosedEvent(session="s"), other] * 2
+
+
+def interrupt(event: Event) -> None:
+    raise KeyboardInterrupt
+
+
+async def test_a_bus_goes_on_after_an_interrupt() -> None:
+    bus, heard = EngineBus(TaskRunner()), list[Event]()
+    bus.subscribe(SessionClosedEvent, interrupt)
+    bus.subscribe(CallUnreadableEvent, heard.append)
+    with pytest.raises(KeyboardInterrupt):
+        bus.publish(SessionClosedEvent(session="s"))
+    bus.publish(EVENT)
+    assert heard == [EVENT]
 
 
 async def test_an_event_without_subscribers_goes_nowhere() -> None:

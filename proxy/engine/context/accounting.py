@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import asdict, replace
 
 from proxy.context.budget import TokenRatio
-from proxy.context.cache_misses import PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
+from proxy.context.cache_misses import Precedent, PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import (
     RequestSizes,
@@ -453,16 +453,19 @@ class AnswerAccounting:
 
     def note_epoch(self, event: EpochOpened) -> None:
         """Remember why an epoch was opened."""
-        self._opened.put(event.epoch.exchange, event.epoch.why)
+        if not event.epoch.is_reversion:
+            self._opened.put(event.epoch.exchange, event.epoch.why)
 
     def note_response(self, read: ResponseRead) -> None:
-        """Account for a response, and tell all of it."""
-        told: tuple[Any, ...] = (partial(self._price, read),)
-        if read.is_informative:
-            self._calibrator.note_answer(read)
-            self._sizes.note_answer(read)
-            told += self._explain(read)
-        self._bus.publish(AnswerRead(*astuple(read), *told))
+        """Account for a response, and tell all of it, also where a fault of ours stops the accounting."""
+        found: dict[str, Any] = {}
+        try:
+            if read.is_informative:
+                self._calibrator.note_answer(read)
+                self._sizes.note_answer(read)
+                found = self._explain(read)
+        finally:
+            self._bus.publish(AnswerRead(**asdict(read), **found, price=partial(self._price, read)))
 
     def _price(self, read: ResponseRead) -> float | None:
         """Return what a response cost, as far as that is known. It is looked up for those who ask only."""
@@ -471,30 +474,37 @@ class AnswerAccounting:
             return None
         return self._prices.price(ended.upstream, ended.model, usage).money
 
-    def _explain(self, read: ResponseRead) -> tuple[Any, ...]:
+    def _explain(self, read: ResponseRead) -> dict[str, Any]:
         """Return what a response tells of the cache and of what managing saved, as `AnswerRead` has it."""
         sent = self._waiting.pop(read.exchange, None)
         if sent is None:
-            return ()
+            return {}
         plan, usage = read.round.plan if read.round is not None else None, read.usage
-        why = self._opened.pop(read.exchange) or "" if plan is not None else ""
-        ready_ms = sent.sent_ms + 1000 * read.first_byte_s
         prompt = SentPrompt(
             *(sent.exchange, sent.upstream, sent.model, sent.nodes, sent.layers),
-            *(name_rewriting(plan), why, sent.sent_ms, ready_ms, usage),
+            rewriting=name_rewriting(plan),
+            why=self._opened.pop(read.exchange) or "" if plan is not None else "",
+            sent_ms=sent.sent_ms,
+            ready_ms=sent.sent_ms + 1000 * read.first_byte_s,
+            usage=usage,
         )
-        trail = self._trails.pop(sent.session, None) or PromptTrail()
-        precedent, before = trail.find(prompt), trail.weight
-        trail.add(prompt)
-        self._trails[sent.session] = trail
-        self._nodes += trail.weight - before
-        while self._nodes > MOST_NODES and len(self._trails) > 1:
-            self._nodes -= self._trails.popitem(last=False)[1].weight
+        precedent = self._follow(sent.session, prompt)
         if plan is None and not can_have_missed(prompt, precedent):
-            return ()  # nothing that would have to be looked up: true of most calls
+            return {}  # nothing that would have to be looked up: true of most calls
         card, is_rewritten = self._prices.find_card(sent.upstream, sent.model), bool(plan is not None and plan.epoch)
         cache = self._prices.find_cache(sent.upstream, card, sent.terms, is_rewritten=is_rewritten)
         use = explain_use(prompt, precedent, cache, read.told)
-        cost = price_missed(use, usage, card, cache)
-        saved = price_saved([(plan, usage)], card, cache)
-        return use.cause, use.missed, cost.tokens, cost.money, *(astuple(saved) if saved is not None else ())
+        cost, saved = price_missed(use, usage, card, cache), price_saved([(plan, usage)], card, cache)
+        found = {"cause": use.cause, "missed": use.missed, "missed_cost": cost.tokens, "missed_money": cost.money}
+        return found if saved is None else {**found, "saved": saved.tokens, "saved_money": saved.money}
+
+    def _follow(self, session: str, prompt: SentPrompt) -> Precedent | None:
+        """Add a prompt to the trail of its session. Return the one that it continues."""
+        trail = self._trails.pop(session, None) or PromptTrail()
+        precedent, before = trail.find(prompt), trail.weight
+        trail.add(prompt)
+        self._trails[session] = trail
+        self._nodes += trail.weight - before
+        while self._nodes > MOST_NODES and len(self._trails) > 1:
+            self._nodes -= self._trails.popitem(last=False)[1].weight
+        return precedent

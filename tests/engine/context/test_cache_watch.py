@@ -66,6 +66,29 @@ def test_a_plan_and_the_reason_of_its_epoch_count_for_the_prompt_that_they_were_
     assert (told.saved, told.saved_money) == (-7.0, None)
 
 
+def test_an_epoch_that_is_refused_does_not_change_why_another_was_opened() -> None:
+    watched = Watched()
+    watched.send("x1", 5)
+    watched.read("x1", 4000, 0)
+    watched.send("x2", 2, 10)
+    for why in ("client", "refused"):
+        watched.bus.publish(EpochOpened(replace(make_epoch(session="s", exchange="x2"), why=why)))
+    watched.plans["x2"] = Plan("x2", 0, "m", "plan", "e")
+    assert watched.read("x2", 4000, 0) == "message"
+
+
+def test_a_fault_of_the_accounting_takes_the_response_from_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched()
+    monkeypatch.setattr(accounting, "explain_use", lambda *_: 1 / 0)
+    watched.plans["x1"] = Plan("x1", 0, "m", "plan", "e")
+    watched.send("x1", 3)
+    assert watched.read("x1", 4000, 0) == ""
+    assert watched.told[-1].usage.input == 4000
+    assert "handling the event ResponseRead failed" in caplog.text
+
+
 def test_what_a_provider_says_is_believed() -> None:
     watched = Watched()
     watched.send("x1", 3)

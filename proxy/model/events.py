@@ -541,10 +541,10 @@ class LimitsTold(Event):
     headers: Headers
 
 
-class OwnCallEnded(Event):
+class AuxiliaryEnded(Event):
     """A call of our own has ended. `cost` is in tokens of uncached input.
 
-    `made` counts the vectors that came of one for the vectors of passages, or of a query; it is None of any other.
+    `made` counts the vectors that came, where the call was for those of passages, or of a query.
     """
 
     exchange: str

@@ -21,6 +21,7 @@ from proxy.engine.runtime import EngineBus
 from proxy.model.events import (
     AgentNudgedEvent,
     AnswerRead,
+    AuxiliaryEnded,
     CacheDiffers,
     CallUnreadableEvent,
     CeilingExceededEvent,
@@ -29,7 +30,6 @@ from proxy.model.events import (
     EpochOpened,
     Event,
     ExchangeRecorded,
-    OwnCallEnded,
     Planned,
     ReasoningRemoved,
     RungFailedEvent,
@@ -141,7 +141,7 @@ class Metrics(Collector):
             ReasoningRemoved: lambda event: self._add("palimpsest_removed_reasoning", count=event.messages),
             SilentOverflowSeen: lambda event: self._add("palimpsest_silent_overflows", event.upstream, event.kind),
             CacheDiffers: lambda event: self._add("palimpsest_unlike_caches", event.upstream),
-            OwnCallEnded: self._count_own_call,
+            AuxiliaryEnded: self._count_auxiliary,
             SummaryAddedEvent: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
             DoomLoopDetectedEvent: lambda event: self._add(
                 "palimpsest_doom_loops", "same" if event.has_same_output else "other"
@@ -209,7 +209,7 @@ class Metrics(Collector):
         values[labels] = values.get(labels, 0.0) + count
 
     def _count_exchange(self, event: ExchangeRecorded) -> None:
-        """Count a client's call at its final round. `_count_own_call` counts our own calls."""
+        """Count a client's call at its final round. `_count_auxiliary` counts our own calls."""
         if not event.is_final or event.kind == "auxiliary":
             return
         labels = (event.kind, event.wire, event.upstream, str(event.status), event.completeness)
@@ -274,7 +274,7 @@ class Metrics(Collector):
         else:
             self._add("palimpsest_epochs", event.epoch.why)
 
-    def _count_own_call(self, event: OwnCallEnded) -> None:
+    def _count_auxiliary(self, event: AuxiliaryEnded) -> None:
         kind = "auxiliary" if event.made is None else "embedding"
         self._add(f"palimpsest_{kind}_calls", event.upstream, event.verdict)
         self._add(f"palimpsest_{kind}_tokens", count=event.cost)

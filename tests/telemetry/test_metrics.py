@@ -12,12 +12,12 @@ from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
     AgentNudgedEvent,
     AnswerRead,
+    AuxiliaryEnded,
     CallUnreadableEvent,
     CeilingExceededEvent,
     CeilingUnreachable,
     EpochOpened,
     ExchangeRecorded,
-    OwnCallEnded,
     Planned,
     ReasoningRemoved,
     RungFailedEvent,
@@ -80,9 +80,9 @@ def test_calls_are_counted_by_how_they_ended() -> None:
 def test_calls_of_our_own_are_counted_apart() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     metrics.count(replace(recorded(), kind="auxiliary"))
-    metrics.count(OwnCallEnded("x1", "s", "openai", "m1", "answered", 70.5, 3.0))
-    metrics.count(OwnCallEnded("x2", "s", "openai", "m2", "answered", 1.0, 4.0))
-    metrics.count(OwnCallEnded("x3", "s", "openai", "m1", "failed", 0.0, 1.0))
+    metrics.count(AuxiliaryEnded("x1", "s", "openai", "m1", "answered", 70.5, 3.0))
+    metrics.count(AuxiliaryEnded("x2", "s", "openai", "m2", "answered", 1.0, 4.0))
+    metrics.count(AuxiliaryEnded("x3", "s", "openai", "m1", "failed", 0.0, 1.0))
     metrics.count(SummaryWasted("x1", "s", 20.5))
     for level in (1, 3, 3):
         metrics.count(SummaryAddedEvent(exchange="x", summary="r", kind="leaf", level=level, covered=900, tokens=90))
@@ -101,8 +101,8 @@ def test_calls_of_our_own_are_counted_apart() -> None:
 def test_vectors_are_counted_by_what_they_cost_and_what_came() -> None:
     health = IndexHealth(vectors=40, without_vectors=2)
     metrics = Metrics(lambda: HEALTH, lambda: 0, index=lambda: health)
-    metrics.count(OwnCallEnded("x1", "s", "openai", "e", "answered", 70.5, 3.0, 60))
-    metrics.count(OwnCallEnded("x2", "s", "openai", "e", "failed", 1.5, 1.0, 0))
+    metrics.count(AuxiliaryEnded("x1", "s", "openai", "e", "answered", 70.5, 3.0, 60))
+    metrics.count(AuxiliaryEnded("x2", "s", "openai", "e", "failed", 1.5, 1.0, 0))
     told = read(metrics)
     assert told["palimpsest_embedding_calls_total", (("upstream", "openai"), ("verdict", "answered"))] == 1
     assert told["palimpsest_embedding_calls_total", (("upstream", "openai"), ("verdict", "failed"))] == 1

@@ -428,7 +428,7 @@ class AnswerAccounting:
     """The one consumer of responses that were read: learns from each, prices it, and says what it tells of the cache.
 
     What it finds is published with the response (`AnswerRead`), from which everybody else has it. Of caches the log
-    says the same later (`engine/reports/cache`). Here it is said from memory: of a session that memory does not have,
+    says the same later (`read/cache`). Here it is said from memory: of a session that memory does not have,
     the first call counts as its first.
     """
 

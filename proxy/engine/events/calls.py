@@ -85,7 +85,7 @@ class CallUnderWay:
         return _add(known) if known and None not in known else None
 
     def _sum_saved(self, outcome: ExchangeRecorded) -> float | None:
-        """Return what managing saved, as `engine/reports/savings` finds it; None if unknown."""
+        """Return what managing saved, as `read/savings` finds it; None if unknown."""
         if outcome.kind == "recorded":
             return None
         card = self.prices.find_card(outcome.upstream, outcome.model)

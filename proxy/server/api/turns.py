@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.routing import Route
 
-from proxy.engine.reports.lookup import find_session
+from proxy.engine.recorded.lookup import find_session
 from proxy.engine.turns.recording import SessionRequest, TurnRecorder, make_turn
 from proxy.model.results import FinishReason, RecordResult, TokenUsage
 from proxy.server.api.parameters import SessionPath

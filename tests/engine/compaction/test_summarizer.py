@@ -18,7 +18,7 @@ from proxy.engine.policy import Provider
 from proxy.engine.request_resolver import Route
 from proxy.model.epoch import Summary
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import OwnCallEnded
+from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Opening, Usage
 from tests.support.compacting import FREE, REPORT, Reply, Workshop, fail, give_report, in_time, record_usage, say
 from tests.support.engine import FakeArchive, ScriptedUpstream
@@ -365,7 +365,7 @@ async def test_what_others_make_by_now_is_not_put_together_either() -> None:
 async def test_each_call_is_told_of() -> None:
     draft = Draft(say(""), say(SHORT))
     made = await draft.get(supersedes=("old",))
-    ended = [event.exchange for event in draft.shop.events if isinstance(event, OwnCallEnded)]
+    ended = [event.exchange for event in draft.shop.events if isinstance(event, AuxiliaryEnded)]
     assert tuple(ended) == made.calls
     assert made.supersedes == ("old",)
 

@@ -158,7 +158,7 @@ class Conversations:
         """Return how a session was begun by a program, None if it was not."""
         for row in await self.archive.list_calls(session, 0, 1):
             if is_beginning(row):
-                return msgspec.json.decode(await self.archive.load_request(row.id), type=SessionRequest)
+                return SessionRequest(**msgspec.json.decode(await self.archive.load_request(row.id)))
         return None
 
     async def sum_usage(self, session: str) -> TokenUsage:

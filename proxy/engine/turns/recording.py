@@ -281,7 +281,7 @@ class TurnRecorder:
         except NotFound:
             first = None
         if first is not None and is_beginning(first):
-            begun = msgspec.json.decode(await self.archive.load_request(first.id), type=SessionRequest)
+            begun = SessionRequest(**msgspec.json.decode(await self.archive.load_request(first.id)))
             model, system = model or begun.model, system or begun.system_prompt
         if not model:
             raise BadRequest("the first turn of a session says which model has answered: model")

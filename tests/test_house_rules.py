@@ -73,16 +73,16 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 593_966, 344_171
+MOST_TOKENS, MOST_CORE_TOKENS = 591_981, 342_188
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_672,
     "proxy/cli": 35_640,
-    "proxy/config": 11_092,
+    "proxy/config": 11_099,
     "proxy/context": 74_916,
     "proxy/demo": 6_722,
     "proxy/doctor": 5_244,
-    "proxy/engine": 217_175,
-    "proxy/model": 12_976,
+    "proxy/engine": 215_277,
+    "proxy/model": 12_988,
     "proxy/retrieval": 11_939,
     "proxy/sdk": 8_718,
     "proxy/server": 28_629,
@@ -91,7 +91,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/transcripts": 9_842,
     "proxy/trial": 9_097,
     "proxy/upstream": 14_530,
-    "proxy/wire": 61_363,
+    "proxy/wire": 61_257,
     "proxy/worker": 7_142,
 }
 MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 32, 171, 144

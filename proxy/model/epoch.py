@@ -192,6 +192,9 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     soft: int = 0
 
 
+ReducedForm = Literal["alternating", "uncompacted", "untooled", "unsigned"]
+"""What an upstream may refuse of a rewritten request, and then gets it without: see `EpochReason`."""
+
 EpochReason = Literal[
     "soft",
     "hard",

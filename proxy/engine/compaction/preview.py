@@ -127,7 +127,7 @@ async def plan_epoch(
     if why == "overflow":
         state = replace(state, budget=state.budget.limit(int(state.tokens * BLIND_SHARE)))
     state = await chain.memory.show(state)
-    inputs = chain.list_inputs(state, why)
+    inputs = state.list_inputs(why)
     if why == "manual":
         inputs = replace(inputs, goal=compute_goal(state))
         draft = await chain.planner.draft(state.request, state.history, inputs)

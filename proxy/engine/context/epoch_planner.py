@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
@@ -28,6 +29,7 @@ from proxy.model.epoch import (
     Epoch,
     Kept,
     Original,
+    ReducedForm,
     Reference,
     Replaced,
     Strategy,
@@ -41,6 +43,7 @@ from proxy.wire.rendering import Role, detach_items, reach_user, render
 _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
+_NOTHING = ContextPlan(0, (), (), 0)
 
 # A plan lasts until one message is new for each so many that it was made of, if it replaces anything and that pays, or
 # else for each so few. Below twice as many messages each step has its own plan: which calls have one must not depend on
@@ -215,16 +218,16 @@ def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
     is_user = is_alternating or job.strategy == "turns" or provider.summary_role == "user"
     if is_alternating or (job.strategy == "snapshot" and not is_user):
         edits, through = reach_user(form, plan.edits, plan.through, raws)
-        plan = msgspec.structs.replace(plan, edits=edits, through=through)
+        plan = replace(plan, edits=edits, through=through)
     if not is_user:
         edits = _lead_with_user(plan.edits, structures)
         is_user = job.strategy == "snapshot" and _is_at_an_end(edits, plan.through == len(structures))
-        plan = plan if is_user else msgspec.structs.replace(plan, edits=edits)
+        plan = plan if is_user else replace(plan, edits=edits)
     if form.is_itemised:
         edits, through = detach_items(plan.edits, plan.through, structures)
-        plan = msgspec.structs.replace(plan, edits=edits, through=through)
+        plan = replace(plan, edits=edits, through=through)
     if job.needs_json:
-        plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, structures))
+        plan = replace(plan, edits=_require_json_word(plan, structures))
     role: Role = "user" if is_user else "assistant"
     return RenderedPlan(plan, tuple(render(form, plan.edits, raws, role=role, is_alternating=is_alternating)))
 
@@ -309,7 +312,7 @@ class EpochPlanner:
         self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs
     ) -> RenderedPlan:
         """Draft a minimal plan in a thread of this process, since the worker process may be what has failed."""
-        job = msgspec.structs.replace(self.make_job(request, history, inputs), is_minimal=True)
+        job = replace(self.make_job(request, history, inputs), is_minimal=True)
         return await asyncio.to_thread(compute_plan, job, self._builder)
 
     def make_job(self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs) -> PlanJob:
@@ -380,36 +383,36 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
 
 
-def remove_compaction(epoch: Epoch) -> RenderedPlan | None:
-    """Return the plan of an epoch without the provider's own compaction, or None if it has none."""
-    if not epoch.is_compacted:
+def reduce_epoch(
+    request: ManagedRequest, epoch: Epoch | None, form: ReducedForm, signed: Sequence[int]
+) -> RenderedPlan | None:
+    """Return the plan of an epoch, or of none, in a reduced form; None if it has nothing that this form lacks.
+
+    `alternating`: our messages are joined to adjacent messages of the user. `uncompacted`: without the provider's own
+    compaction. `untooled`: with words that say how originals can be read without the tool. `unsigned`: it reaches to
+    the last message with signed reasoning, which `signed` are the indexes of; what is rendered still has it.
+    """
+    wire, raws = FORMATS[request.wire], request.list_raws()
+    has_edits = epoch is not None and epoch.depth > 0
+    plan, rendered = (read_plan(epoch), epoch.rendered) if epoch is not None and has_edits else (_NOTHING, ())
+    if form == "unsigned":
+        kept = tuple(map(Kept, range(plan.through, max(signed, default=-1) + 1)))
+        edits, through = (*plan.edits, *kept), plan.through + len(kept)
+        return RenderedPlan(replace(plan, edits=edits, through=through), (*rendered, *render(wire, kept, raws)))
+    if epoch is None:
         return None
-    plan = read_plan(epoch)
-    return RenderedPlan(msgspec.structs.replace(plan, edits=plan.edits[1:]), epoch.rendered[1:])
-
-
-def forget_recall(epoch: Epoch) -> RenderedPlan:
-    """Return the plan of an epoch with words that say how originals can be read without the tool."""
-    plan = read_plan(msgspec.structs.replace(epoch, edits=forget_tool(epoch.edits)))
-    return RenderedPlan(plan, tuple(map(forget_tool, epoch.rendered)))
-
-
-def join_messages(request: ManagedRequest, epoch: Epoch) -> RenderedPlan:
-    """Return the plan of an epoch with our messages joined to adjacent messages of the user."""
-    form, raws, plan = FORMATS[request.wire], request.list_raws(), read_plan(epoch)
-    edits, through = reach_user(form, plan.edits, plan.through, raws)
-    plan = msgspec.structs.replace(plan, edits=edits, through=through)
-    return RenderedPlan(plan, tuple(render(form, edits, raws, is_alternating=True)))
-
-
-def extend_unsigned(request: ManagedRequest, epoch: Epoch | None, through: int) -> RenderedPlan:
-    """Return a plan that renders the first messages as an epoch, or none, does, but without any signed reasoning."""
-    form, raws = FORMATS[request.wire], request.list_raws()
-    before = read_plan(epoch) if epoch is not None and epoch.depth else ContextPlan(0, (), (), 0)
-    kept = tuple([Kept(place) for place in range(before.through, through)])
-    rendered = map(form.strip_reasoning, (*(epoch.rendered if epoch is not None else ()), *render(form, kept, raws)))
-    plan = ContextPlan(through, (*before.edits, *kept), before.references, before.tokens)
-    return RenderedPlan(plan, tuple(rendered))
+    if form == "alternating":
+        if not has_edits or epoch.is_compacted:
+            return None
+        edits, through = reach_user(wire, plan.edits, plan.through, raws)
+        rendered = tuple(render(wire, edits, raws, is_alternating=True))
+        return (
+            RenderedPlan(replace(plan, edits=edits, through=through), rendered) if rendered != epoch.rendered else None
+        )
+    if form == "uncompacted":
+        return RenderedPlan(replace(plan, edits=plan.edits[1:]), rendered[1:]) if epoch.is_compacted else None
+    plan = read_plan(replace(epoch, edits=forget_tool(epoch.edits)))
+    return RenderedPlan(plan, tuple(map(forget_tool, rendered))) if epoch.tool else None
 
 
 def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:

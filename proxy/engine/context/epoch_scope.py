@@ -28,7 +28,7 @@ from proxy.context.verbatim import (
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, Written
+from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
 from proxy.wire.rendering import NO_CHANGES, change_items
@@ -47,8 +47,6 @@ _SAYS_SO = re.compile(
 # Answers whose rendering is remembered, and messages whose removed reasoning was reported.
 _MOST_MADE = 4096
 _MADE_WEIGHT = 200
-
-_Key = tuple[bytes, str, str, bytes]
 
 
 class EpochReaches:
@@ -198,44 +196,6 @@ def _says_so(request: ManagedRequest, place: int) -> bool:
     span = request.split.items[request.chain.preamble.count + place]
     text = FORMATS[request.wire].parse_message(request.split.content[span.start : span.end]).text
     return not text.strip() or _SAYS_SO.search(text) is not None
-
-
-class AnonymousEpochCache:
-    """The epochs that were opened last in unnamed sessions. The oldest are dropped above `most_bytes`."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self._weight = 0
-        self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
-
-    def note(self, request: ManagedRequest, epoch: Epoch) -> None:
-        """Add an epoch that was opened for a request, unless it has a summary, which belongs to its session."""
-        edits = read_plan(epoch).edits
-        if request.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
-            return
-        key = _key_of(request, epoch.through)
-        known = self._known.pop(key, None)
-        self._weight += weigh_epoch(epoch) - (weigh_epoch(known[0]) if known is not None else 0)
-        self._known[key] = epoch, len(request.nodes)
-        while self._weight > self._most:
-            _, dropped = self._known.popitem(last=False)
-            self._weight -= weigh_epoch(dropped[0])
-
-    def find(self, request: ManagedRequest) -> Epoch | None:
-        """Return the epoch of another unnamed session that applies to a request and replaces most of its history."""
-        if request.session.family or not self._known:
-            return None
-        known = (self._known.get(_key_of(request, node)) for node in reversed(request.nodes))
-        return next((each[0] for each in known if each is not None and epoch_applies(*each, request)), None)
-
-    def clear(self) -> None:
-        """Forget everything, because the log has lost a record."""
-        self._known.clear()
-        self._weight = 0
-
-
-def _key_of(request: ManagedRequest, node: bytes) -> _Key:
-    return request.session.tenant, request.session.upstream, request.view, node
 
 
 def weigh_epoch(epoch: Epoch) -> int:

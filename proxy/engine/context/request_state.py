@@ -155,10 +155,13 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             due_as="memory" if request.strategy == "snapshot" else "turn",
         )
 
-    def list_inputs(self, why: EpochReason, frozen: Epoch | None) -> PlanInputs:
-        """Return the inputs of a plan for an epoch that opens for this reason, in place of `frozen`."""
-        context, request = self.context, self.request
-        if frozen is not None and frozen.tool != self.tool:
+    def list_inputs(self, why: EpochReason, *, is_anew: bool = False) -> PlanInputs:
+        """Return the inputs of a plan for an epoch that opens for this reason.
+
+        If it `is_anew`, it carries on nothing of the active epoch.
+        """
+        context, request, frozen = self.context, self.request, self.epoch
+        if is_anew or (frozen is not None and frozen.tool != self.tool):
             frozen = None  # its ledger says otherwise how originals can be read
         return PlanInputs(
             self.budget,

@@ -11,9 +11,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from proxy.context.conversation import PlanInputs
 from proxy.context.epoch_decision import decide, forecast_calls, price_opening
 from proxy.engine.compaction.manual import ManualCompaction, check_unmanaged, compute_goal
-from proxy.engine.context.epoch_planner import PlanInputs, RenderedPlan
+from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, FallbackChain
 from proxy.engine.context.request_state import RequestState

@@ -1,7 +1,6 @@
 """Drafting an epoch: a plan of what replaces which messages, rendered to the bytes that will be sent."""
 
 import asyncio
-import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import CountedMessage, LiveSummary, MemoryText, PlanRequest
+from proxy.context.conversation import CountedMessage, PlanInputs, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import forget_tool, make_reference
 from proxy.context.verbatim import estimate_reasoning, find_tail
@@ -32,7 +30,6 @@ from proxy.model.epoch import (
     ReducedForm,
     Reference,
     Replaced,
-    Strategy,
     Written,
 )
 from proxy.model.lineage import count_shared_nodes
@@ -49,6 +46,9 @@ _NOTHING = ContextPlan(0, (), (), 0)
 # else for each so few. Below twice as many messages each step has its own plan: which calls have one must not depend on
 # how quickly plans are made.
 _LASTING, _LASTING_BARE = 256, 20
+
+# The inputs in which plans for requests of other sizes differ.
+_SIZES = ("budget", "goal", "depth", "must_fit", "growth", "recalled")
 
 _MESSAGE_WEIGHT = 600
 _EDIT_WEIGHT = 200
@@ -72,25 +72,6 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
         depth, edits = (epoch.depth, epoch.edits) if epoch is not None else (0, b"")
         reports = [edit.report for edit in self.plan.edits if isinstance(edit, Written) and edit.report]
         return self.plan.through > depth or any(report.encode() not in edits for report in reports)
-
-
-class PlanInputs(msgspec.Struct, frozen=True, gc=False):
-    """The inputs of a draft besides the conversation. Those without a comment are as in `PlanRequest`."""
-
-    budget: Budget
-    frozen: Epoch | None = None  # the epoch that applies
-    pinned: frozenset[int] = frozenset()  # indexes of messages
-    reports: Sequence[LiveSummary] = ()  # summaries that the plan may show
-    goal: Budget | None = None
-    depth: int = 0
-    must_fit: bool = False
-    is_bound: bool = False  # signed reasoning does not stay
-    growth: int = 0
-    excluded: tuple[str, ...] = ()
-    has_tool: bool = False
-    is_alternating: bool = False  # as if the settings had `strict_alternation`
-    recalled: Mapping[int, int] = {}  # tokens of the hidden rounds behind messages, by index
-    memory: MemoryText | None = None
 
 
 class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
@@ -132,11 +113,8 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
 
     def is_like(self, inputs: PlanInputs) -> bool:
         """Return whether a plan with these inputs would differ by the size of its request alone."""
-        own = self.inputs
-        is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
-        is_same = is_same and own.excluded == inputs.excluded and own.has_tool == inputs.has_tool
-        is_same = is_same and own.is_alternating == inputs.is_alternating
-        return is_same and own.memory == inputs.memory and list(own.reports) == list(inputs.reports)
+        sizes = {name: getattr(inputs, name) for name in _SIZES}
+        return replace(self.inputs, **sizes) == inputs
 
     def lasts(self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs, is_unpaid: bool) -> bool:
         """Return whether no other plan with these inputs is to be made behind a request under `epoch`.
@@ -163,38 +141,18 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
-    """All that a plan depends on, as values, so that another process can make it.
-
-    Fields without a comment are as in `PlanRequest`.
-    """
+    """All that a plan depends on, as values, so that another process can make it."""
 
     wire: str
     raws: list[bytes]  # the client's messages after the preamble
     nodes: list[bytes]  # of these messages
     tokens: list[int]  # of each of these messages
-    head: int
-    budget: Budget
+    head: int  # tokens of the preamble
     session: str  # `session` and `secret` make the ids of references
     secret: bytes
     provider: Provider
-    pinned: frozenset[int] = frozenset()
-    unkept: frozenset[int] = frozenset()
-    frozen: ContextPlan | None = None
-    reports: tuple[LiveSummary, ...] = ()
-    goal: Budget | None = None
-    sent: int | None = None
-    depth: int = 0
-    must_fit: bool = False
-    needs_thinking: bool = False
-    needs_json: bool = False  # the upstream refuses the request without the word "JSON" in it
+    inputs: PlanInputs
     is_minimal: bool = False  # make the plan in time linear in the messages' text
-    is_volatile: bool = False
-    growth: int = 0
-    excluded: tuple[str, ...] = ()
-    has_tool: bool = False
-    strategy: Strategy = "epochs"
-    memory: MemoryText | None = None
-    sentences: Mapping[str, str] = {}
 
     @property
     def weight(self) -> int:
@@ -209,24 +167,23 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
 
 def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
     """Plan and render what replaces the beginning of a history. Any error of planning propagates."""
-    form, raws, provider = FORMATS[job.wire], job.raws, job.provider
-    request = make_plan_request(job)
+    form, raws, request = FORMATS[job.wire], job.raws, make_plan_request(job)
     structures = [each.structure for each in request.messages]
     plan = builder.minimal(request) if job.is_minimal else builder.build(request)
-    is_alternating = provider.strict_alternation
+    is_alternating, strategy = job.provider.strict_alternation or request.is_alternating, request.strategy
     # our messages can be joined with adjacent user messages that stay, but not with the assistant's
-    is_user = is_alternating or job.strategy == "turns" or provider.summary_role == "user"
-    if is_alternating or (job.strategy == "snapshot" and not is_user):
+    is_user = is_alternating or strategy == "turns" or job.provider.summary_role == "user"
+    if is_alternating or (strategy == "snapshot" and not is_user):
         edits, through = reach_user(form, plan.edits, plan.through, raws)
         plan = replace(plan, edits=edits, through=through)
     if not is_user:
         edits = _lead_with_user(plan.edits, structures)
-        is_user = job.strategy == "snapshot" and _is_at_an_end(edits, plan.through == len(structures))
+        is_user = strategy == "snapshot" and _is_at_an_end(edits, plan.through == len(structures))
         plan = plan if is_user else replace(plan, edits=edits)
     if form.is_itemised:
         edits, through = detach_items(plan.edits, plan.through, structures)
         plan = replace(plan, edits=edits, through=through)
-    if job.needs_json:
+    if request.needs_json:
         plan = replace(plan, edits=_require_json_word(plan, structures))
     role: Role = "user" if is_user else "assistant"
     return RenderedPlan(plan, tuple(render(form, plan.edits, raws, role=role, is_alternating=is_alternating)))
@@ -234,31 +191,14 @@ def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
 
 def make_plan_request(job: PlanJob) -> PlanRequest:
     """Return a job as input for the plan builder. Any error of decoding its messages propagates."""
-    decoded = map(FORMATS[job.wire].decode_message, job.raws)
+    decoded, inputs = map(FORMATS[job.wire].decode_message, job.raws), job.inputs
+    counted = zip(decoded, job.tokens, strict=True)
     return PlanRequest(
-        [
-            CountedMessage(each.message, each.structure, tokens)
-            for each, tokens in zip(decoded, job.tokens, strict=True)
-        ],
-        job.head,
-        job.budget,
-        job.name_reference,
-        pinned=job.pinned,
-        frozen=job.frozen,
-        reports=job.reports,
-        goal=job.goal,
-        sent=job.sent,
-        depth=job.depth,
-        must_fit=job.must_fit,
-        unkept=job.unkept,
-        is_volatile=job.is_volatile,
-        needs_thinking=job.needs_thinking,
-        growth=job.growth,
-        excluded=job.excluded,
-        has_tool=job.has_tool,
-        strategy=job.strategy,
-        memory=job.memory,
-        sentences=job.sentences,
+        **{name: getattr(inputs, name) for name in inputs.__struct_fields__},
+        messages=[CountedMessage(each.message, each.structure, tokens) for each, tokens in counted],
+        head=job.head,
+        name=job.name_reference,
+        frozen=None if inputs.epoch is None else read_plan(inputs.epoch),
     )
 
 
@@ -319,7 +259,6 @@ class EpochPlanner:
         """Return the job that makes a plan for a request."""
         form = FORMATS[request.wire]
         rules = form.read_rules(request.split, request.chain.preamble.count)
-        provider = self._providers.get(request.session.upstream, _ANY)
         lifted = inputs.budget.lifted
         raws, tokens = request.list_raws(), [after - before for before, after in pairwise([0, *history.sums])]
         for place in history.signed if inputs.is_bound else ():
@@ -333,27 +272,22 @@ class EpochPlanner:
             list(request.nodes),
             tokens,
             history.head.tokens + (TOOL_TOKENS if inputs.has_tool else 0) - lifted,
-            inputs.budget.lower(lifted),
             request.session.id,
             self._secret,
-            dataclasses.replace(provider, strict_alternation=True) if inputs.is_alternating else provider,
-            pinned=inputs.pinned,
-            unkept=request.list_unkept(),
-            frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
-            reports=tuple(each for each in inputs.reports if not each.block or self.takes_compactions(request)),
-            goal=None if inputs.goal is None else inputs.goal.lower(lifted),
-            sent=_find_sent(request),
-            depth=inputs.depth,
-            must_fit=inputs.must_fit,
-            needs_thinking=rules.needs_thinking,
-            needs_json=rules.needs_json,
-            is_volatile=request.step is not None and request.step.relation == "volatile",
-            growth=inputs.growth,
-            excluded=inputs.excluded,
-            has_tool=inputs.has_tool,
-            strategy=request.strategy,
-            memory=inputs.memory,
-            sentences=self.find_sentences(request.session.id),
+            self._providers.get(request.session.upstream, _ANY),
+            replace(
+                inputs,
+                budget=inputs.budget.lower(lifted),
+                goal=inputs.goal and inputs.goal.lower(lifted),
+                reports=tuple([each for each in inputs.reports if not each.block or self.takes_compactions(request)]),
+                sent=_find_sent(request),
+                unkept=request.list_unkept(),
+                is_volatile=request.step is not None and request.step.relation == "volatile",
+                needs_thinking=rules.needs_thinking,
+                needs_json=rules.needs_json,
+                strategy=request.strategy,
+                sentences=self.find_sentences(request.session.id),
+            ),
         )
 
 

@@ -13,13 +13,13 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget
+from proxy.context.conversation import PlanInputs
 from proxy.context.epoch_decision import AWAITED, NEEDED, PRICED, decide, forecast_calls, record_epoch
 from proxy.context.verbatim import RECENT_GROUPS, find_tail
 from proxy.engine.context.accounting import tell_failure, tell_opened, tell_unreachable
 from proxy.engine.context.epoch_planner import (
     DraftedPlan,
     EpochPlanner,
-    PlanInputs,
     RenderedPlan,
     list_originals,
     reduce_epoch,

@@ -7,12 +7,12 @@ from typing import Protocol
 import msgspec
 
 from proxy.context.budget import Budget, TokenRatio, has_reference, is_surely_below_soft_mark
-from proxy.context.conversation import BuilderPolicy, MemoryText
+from proxy.context.conversation import BuilderPolicy, MemoryText, PlanInputs
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
 from proxy.context.strategies.turns import find_prompt
 from proxy.context.verbatim import estimate_reasoning
-from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs
+from proxy.engine.context.epoch_planner import DraftedPlan
 from proxy.engine.context.epoch_scope import EpochAccount
 from proxy.engine.context.history_cache import (
     MeasuredHistory,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import Budget, take_fitting
 from proxy.context.message_features import (
@@ -29,6 +29,7 @@ from proxy.context.verbatim import (
     find_verbatim,
     split_groups,
 )
+from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Epoch, Strategy
 from proxy.model.messages import MOST_BESIDE, Message, MessageStructure
 
@@ -61,7 +62,7 @@ class BuilderPolicy:
     is_tail_text: bool = False
 
 
-class CountedMessage(msgspec.Struct, frozen=True, gc=False):
+class CountedMessage(Value):
     """A message with its structure and its tokens."""
 
     message: Message
@@ -69,7 +70,7 @@ class CountedMessage(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class LiveSummary(msgspec.Struct, frozen=True, gc=False):
+class LiveSummary(Value):
     """A summary that applies to this conversation, of its messages from `start` up to `stop`.
 
     `tokens` are its own. `block` is the raw message that is sent for it if its provider wrote it (`epoch.Compacted`).
@@ -83,14 +84,14 @@ class LiveSummary(msgspec.Struct, frozen=True, gc=False):
     block: str = ""
 
 
-class MemoryText(msgspec.Struct, frozen=True, gc=False):
+class MemoryText(Value):
     """What a model is shown of memory, and of how many of the first messages, whole turns, memory has been made."""
 
     text: str
     covered: int
 
 
-class PlanInputs(msgspec.Struct, frozen=True, gc=False):
+class PlanInputs(Value):
     """What a plan depends on besides the conversation.
 
     `goal`, if set, is the budget by which the size of ledgers and the number of old steps that stay are measured; all
@@ -121,7 +122,7 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     sentences: Mapping[str, str] = {}  # about outputs, by the hexadecimal SHA-256 of their text
 
 
-class PlanRequest(PlanInputs, frozen=True, gc=False, kw_only=True):
+class PlanRequest(PlanInputs, kw_only=True):
     """A request for a plan: the whole conversation as the client has it, without its preamble, and the inputs.
 
     `name(start, stop, offset)` returns the id of a reference to the messages from `start` up to `stop`, from the
@@ -173,7 +174,7 @@ _REFERS = re.compile(
 _REMINDER_TAG = re.compile(r"<(?:[\w-]{0,40}reminder|environment_details|environment_context)\b", re.IGNORECASE)
 
 
-class AgentStep(Group, frozen=True, gc=False):
+class AgentStep(Group):
     """A group of messages with its size. `turn` is the number of user turns so far."""
 
     tokens: int
@@ -181,7 +182,7 @@ class AgentStep(Group, frozen=True, gc=False):
     turn: int
 
 
-class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
+class ConversationIndex(Value):
     """An indexed conversation. Steps are given by their index in `steps`."""
 
     messages: Sequence[CountedMessage]
@@ -342,7 +343,7 @@ def _find_client_messages(messages: Sequence[CountedMessage]) -> ClientMessages:
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
     """Return an index in which messages after the first `sent` are fresh, too. For None it stays the same."""
     fresh = _find_step(seen.steps, find_unanswered([each.structure for each in seen.messages], sent))
-    return seen if fresh == seen.fresh else msgspec.structs.replace(seen, fresh=fresh)
+    return seen if fresh == seen.fresh else replace(seen, fresh=fresh)
 
 
 def add_paired(index: ConversationIndex, least: int, staying: frozenset[int]) -> frozenset[int]:

@@ -14,6 +14,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.cache_misses import CacheUse
 from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
+from proxy.model import Value
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
@@ -27,7 +28,7 @@ _SMALLEST = 0.00005  # of an amount with four digits
 _MAX_RATIO = 1e6
 
 
-class Tariff(msgspec.Struct, frozen=True, gc=False):
+class Tariff(Value):
     """Prices in multiples of one token of uncached input, and the cache that they belong to.
 
     `read_share`: the share of what the cache should hold that is really read. `survival`: the share that is read of
@@ -104,7 +105,7 @@ def _clamp_finite(value: float, otherwise: float) -> float:
     return min(max(0.0, value), _MAX_RATIO) if isfinite(value) else otherwise
 
 
-class Cost(msgspec.Struct, frozen=True, gc=False):
+class Cost(Value):
     """A cost in tokens of uncached input and in money; money is None where part of it has prices no source states."""
 
     tokens: float = 0.0
@@ -175,7 +176,7 @@ def price_missed(use: CacheUse, usage: Usage, card: Card, cache: CacheModel = UN
     return price_usage(Usage(usage.input, 0, read, written), card, cache) - price_usage(ideal, card, cache)
 
 
-class OwnUsage(msgspec.Struct, frozen=True, gc=False):
+class OwnUsage(Value):
     """What the client's own request would have used, and what was used; what was read is estimated if untold.
 
     `size` are the tokens of the client's own request, of which `own` counts as many as the window takes.
@@ -263,7 +264,7 @@ def price_estimate(saving: float | None, card: Card) -> Cost | None:
     return Cost(saving, saving * card.prices.rates.input if card.prices_source else None)
 
 
-class RequestSizes(msgspec.Struct, frozen=True, gc=False):
+class RequestSizes(Value):
     """Sizes of a request as the client made it and as it was sent, in tokens as counted here.
 
     `client_read`: the tokens that the client's own request would have read from the cache. `sent_read`: those that were

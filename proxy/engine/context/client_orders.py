@@ -8,6 +8,7 @@ those of the settings. What of the rest is not done as asked is told in words.
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import LEAST_TRIGGER
 from proxy.context.verbatim import RECENT_GROUPS, estimate_reasoning
@@ -97,8 +98,8 @@ def tell_unserved(request: ManagedRequest, outgoing: OutgoingRequest) -> Outgoin
         return outgoing
     note, plan = f"{FORMATS[request.wire].clearing_key}: {told}", outgoing.plan
     if plan is not None and plan.epoch:
-        plan = msgspec.structs.replace(plan, reason="; ".join(filter(None, (plan.reason, note))))
-    return msgspec.structs.replace(outgoing, plan=plan).add(label_note(note))
+        plan = replace(plan, reason="; ".join(filter(None, (plan.reason, note))))
+    return replace(outgoing, plan=plan).add(label_note(note))
 
 
 def _list_unserved(terms: ClearingTerms, outgoing: OutgoingRequest) -> Iterator[str]:

@@ -20,6 +20,7 @@ from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import TOOL_TOKENS
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
+from proxy.model import Value
 from proxy.model.epoch import (
     Compacted,
     ContextPlan,
@@ -56,7 +57,7 @@ _NODE_WEIGHT = 60
 _WORD_WEIGHT = 60
 
 
-class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
+class RenderedPlan(Value):
     """A plan, and the raw messages that it renders to."""
 
     plan: ContextPlan
@@ -74,7 +75,7 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
         return self.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
-class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
+class DraftedPlan(Value):
     """A plan that a later request may use, with the view, nodes and inputs of the request that it was drafted for.
 
     That request itself is not kept: many sessions have such a plan, and each would hold a whole body.
@@ -140,7 +141,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         return is_same and count_shared_nodes(self.nodes, request.nodes) >= self.through
 
 
-class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
+class PlanJob(Value, tag="plan"):
     """All that a plan depends on, as values, so that another process can make it."""
 
     wire: str

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-import msgspec
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount
@@ -28,6 +27,7 @@ from proxy.context.verbatim import (
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.request import ManagedRequest
+from proxy.model import Value
 from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
@@ -123,7 +123,7 @@ def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
     return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)
 
 
-class CountedRequest(msgspec.Struct, frozen=True, gc=False):
+class CountedRequest(Value):
     """A request whose response said how many tokens it had: the client's own and what was sent.
 
     `own` and `paid` are the provider's counts, `own_tokens` and `tokens` our own.

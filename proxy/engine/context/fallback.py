@@ -32,6 +32,7 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus
+from proxy.model import Value
 from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, ReducedForm, Rung
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.wire import FORMATS
@@ -66,7 +67,7 @@ class _EarlierPlan(NamedTuple):
     excess: int
 
 
-class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
+class _EpochRequest(Value):
     """An epoch that is to open. `name` is its id; `seconds` is how long its plan may take.
 
     `failures` gets what went wrong at each level, by its name. If `is_anew`, the plan carries on nothing of the active

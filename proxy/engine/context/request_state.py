@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import Budget, TokenRatio, has_reference, is_surely_below_soft_mark
 from proxy.context.conversation import BuilderPolicy, MemoryText, PlanInputs
@@ -29,6 +29,7 @@ from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS,
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
+from proxy.model import Value
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, EpochReason, Pin, Plan, Recalled, Rung
 from proxy.model.exchange import Headers
@@ -38,7 +39,7 @@ from proxy.wire.body import ByteRange
 _NO_HOLDOUT, _BUILDER = Holdout(), BuilderPolicy()
 
 
-class RequestState(msgspec.Struct, frozen=True, gc=False):
+class RequestState(Value):
     """The state of one request.
 
     All tokens, also the budget's, are in the proxy's own count. `ratio` converts them to the model's.
@@ -189,7 +190,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             return self.facts
         planned = self.history.head.tokens + count_tool(self.tool) + drafted.tokens
         planned = planned if drafted.through else max(planned, self.tokens)
-        return msgspec.structs.replace(self.facts, planned=planned)
+        return replace(self.facts, planned=planned)
 
     def _price_lost(self, bound: Sequence[int]) -> float:
         """Return the price of the reasoning that an epoch takes from the messages which stay behind it.
@@ -213,7 +214,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         """Return the state of the same request under another epoch, for which so many tokens are sent."""
         changed = self.context.reasoning.find_changed(self.request, epoch)
         account = self.find_account(epoch)
-        return msgspec.structs.replace(
+        return replace(
             self,
             epoch=epoch,
             epoch_account=account,
@@ -252,14 +253,14 @@ class _NoMemory:
 NO_MEMORY = _NoMemory()
 
 
-class UncountedState(msgspec.Struct, frozen=True, gc=False):
+class UncountedState(Value):
     """A state whose new messages are not counted yet: its history has their bytes, an upper bound of their tokens."""
 
     state: RequestState
     begun: PartialHistory
 
 
-class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
+class OutgoingRequest(Value):
     """What is sent upstream for a request, with its plan and labels."""
 
     rung: Rung  # the fallback level
@@ -281,7 +282,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
         """Return a copy with more labels, and with a pin."""
-        return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
+        return replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
 
 
 class StateReader:
@@ -413,9 +414,7 @@ class StateReader:
 
     def count(self, uncounted: UncountedState) -> RequestState:
         """Count the new messages of a state. This blocks the event loop."""
-        return msgspec.structs.replace(
-            uncounted.state, history=self.caches.histories.finish(uncounted.state.request, uncounted.begun)
-        )
+        return replace(uncounted.state, history=self.caches.histories.finish(uncounted.state.request, uncounted.begun))
 
     def _make(
         self,

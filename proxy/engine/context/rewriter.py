@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, RestoredAnswer, ToolOffers
@@ -202,10 +203,8 @@ def _make_splice(wire: str, restored: RestoredAnswer) -> Splice:
 
 def _unmark_splice(splice: Splice, marked: int = NOWHERE) -> Splice:
     """Return a splice without cache markers in what replaces messages; those of the client from `marked` on count."""
-    structures = tuple(
-        [msgspec.structs.replace(each, markers=()) if each.markers else each for each in splice.structures]
-    )
-    return msgspec.structs.replace(splice, structures=structures, marked=marked)
+    structures = tuple([replace(each, markers=()) if each.markers else each for each in splice.structures])
+    return replace(splice, structures=structures, marked=marked)
 
 
 def _is_replaced(place: int, depth: int, restored: Iterable[RestoredAnswer]) -> bool:

@@ -11,7 +11,6 @@ losses of sessions that end after an epoch (figures in `docs/savings.md`).
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 
 from msgspec.structs import replace
@@ -361,8 +360,7 @@ _BITS = 53  # the precision of a float, so that nothing is rounded up to 1
 _WHOLE = 1 << _BITS
 
 
-@dataclass(frozen=True, slots=True)
-class Holdout:
+class Holdout(Value):
     """The held-out sessions: those whose hash is below `fraction`. The `secret` is the log's, so they never change."""
 
     fraction: float = 0.0

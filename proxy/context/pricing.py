@@ -5,7 +5,6 @@ whose prices no source states is managed like the others. Money is reported only
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, isfinite, sqrt
 
@@ -277,8 +276,7 @@ class RequestSizes(Value):
     sent_read: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RevertPrice:
+class RevertPrice(Value):
     """The extra price of a revert: `once` with the next request, `each` with every later one.
 
     `tokens` are those of a request after the revert. `is_lasting`: the request stays below the high mark, at which an
@@ -332,8 +330,7 @@ then cover in 93 % of cases."""
 _Z = 1.959964  # the normal distribution's quantile of 97.5 %
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Value):
     """The share of costs that is saved, negative where the treated cost more, and its 95 % interval `low` to `high`."""
 
     saving: float
@@ -341,8 +338,7 @@ class Comparison:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class _ArmCosts:
+class _ArmCosts(Value):
     """The mean cost of a session, the variance `spread` of that mean's logarithm, and its degrees of freedom."""
 
     mean: float

@@ -7,6 +7,8 @@ arrive. A `place` is the index of a message, counted from 0 after the preamble.
 
 from typing import Literal, get_args
 
+from msgspec import json
+
 from proxy.model import Value
 
 SummaryKind = Literal["leaf", "condensed"]
@@ -130,6 +132,12 @@ class Compacted(Written, tag=True, array_like=True):
 
 
 Edit = Kept | Replaced | Written | Compacted
+_decoder = json.Decoder(tuple[Edit, ...])
+
+
+def decode_edits(edits: bytes) -> tuple[Edit, ...]:
+    """Parse the edits of an epoch; none are empty. Raises ValueError."""
+    return _decoder.decode(edits or b"[]")
 
 
 class Reference(Value, array_like=True):

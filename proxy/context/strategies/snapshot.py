@@ -25,7 +25,7 @@ from proxy.context.memory.bundle import render_turns
 from proxy.context.memory.traces import TraceSource, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
-from proxy.context.user_messages import list_shortened, list_user_forms
+from proxy.context.user_messages import MessageForms, list_second_forms, list_shortened
 from proxy.context.user_rules import render_unsent_rules
 from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
@@ -97,8 +97,11 @@ def plan_snapshot(
     if view.memory is None or not starts:
         return None
 
+    second = list_second_forms(view, index, count)
+
     def begin(place: int) -> _Beginning:
-        return _begin(view, index, place, starts[-1] if policy.is_tail_text else place, count, prune=prune)
+        start = starts[-1] if policy.is_tail_text else place
+        return _begin(view, index, place, start, count, prune=prune, second=second)
 
     def weigh(place: int) -> int:
         made = begin(place)
@@ -128,13 +131,14 @@ def _begin(
     count: Count,
     *,
     prune: Prune,
+    second: MessageForms,
 ) -> _Beginning:
     """Return what stands before the message `start` at which a turn begins. From `place` on, turns are sent as text."""
     assert view.memory is not None, "a plan without memory begins with no message of it"
     step = bisect_right(index.steps, start, key=lambda each: each.stop)
     newest = {i for i in index.newest if i < step and index.steps[i].start < place}
     earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step) | newest)))
-    marked = {**prune(view, index, earlier), **_shorten_newest(view, index, newest, count)}
+    marked = {**prune(view, index, earlier), **_shorten_newest(view, second, newest)}
     left = min(place, index.find_start(step)) - sum(len(index.steps[i].places) for i in earlier)
     access = NOTE_RECALL if view.has_tool else NOTE_ACCESS
     note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
@@ -148,12 +152,10 @@ def _begin(
     return _Beginning(step, earlier, marked, text, tokens)
 
 
-def _shorten_newest(
-    view: PlanRequest, index: ConversationIndex, steps: Collection[int], count: Count
-) -> dict[int, ReplacedMessage]:
+def _shorten_newest(view: PlanRequest, second: MessageForms, steps: Collection[int]) -> dict[int, ReplacedMessage]:
     """Return what replaces those of the user's newest turns that would leave too little room, by place."""
     room, marked = _CURRENT_SHARE * _TAIL_SHARE * view.budget.soft, dict[int, ReplacedMessage]()
-    for i, forms in list_user_forms(view, index, count).second.items():
+    for i, forms in second.items():
         if i in steps:
             chosen = next((form for form in forms if form.tokens <= room), forms[-1])
             marked |= list_shortened([chosen])

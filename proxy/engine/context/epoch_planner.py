@@ -8,7 +8,6 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from proxy.context.builder import ContextBuilder
@@ -32,6 +31,7 @@ from proxy.model.epoch import (
     Reference,
     Replaced,
     Written,
+    decode_edits,
 )
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.messages import Message, MessageStructure
@@ -40,7 +40,6 @@ from proxy.wire.rendering import Role, detach_items, reach_user, render
 
 _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 _NOTHING = ContextPlan(0, (), (), 0)
 
 # A plan lasts until one message is new for each so many that it was made of, if it replaces anything and that pays, or
@@ -315,7 +314,7 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     references = tuple(
         Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     )
-    return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
+    return ContextPlan(epoch.depth, decode_edits(epoch.edits), references, epoch.tokens_after)
 
 
 def reduce_epoch(

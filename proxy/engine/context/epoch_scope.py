@@ -24,11 +24,10 @@ from proxy.context.verbatim import (
     list_foreign,
     may_bind_reasoning,
 )
-from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.request import ManagedRequest
 from proxy.model import Value
-from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced
+from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, decode_edits
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
 from proxy.wire.rendering import NO_CHANGES, change_items
@@ -110,7 +109,7 @@ def keeps_recent_turns(
 
     Pins are not considered: a pin takes effect in the next epoch.
     """
-    kept = {edit.place for edit in read_plan(epoch).edits if isinstance(edit, Kept)}
+    kept = {edit.place for edit in decode_edits(epoch.edits) if isinstance(edit, Kept)}
     verbatim = find_verbatim(iterate_groups(items), find_unanswered(items), groups, turns)
     needed = chain(range(verbatim.tail, len(items)), *verbatim.list_earlier())
     return all(place >= epoch.depth or place in kept for place in needed)
@@ -119,7 +118,7 @@ def keeps_recent_turns(
 def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
     """Count the new messages that an epoch shortens because they do not fit: those that no model has answered."""
     unanswered = find_unanswered(items)
-    edits = (edit for edit in read_plan(epoch).edits if isinstance(edit, Replaced))
+    edits = (edit for edit in decode_edits(epoch.edits) if isinstance(edit, Replaced))
     return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)
 
 

@@ -80,13 +80,10 @@ class RequestState(Value):
     @property
     def tokens(self) -> int:
         """Tokens of what is sent if no epoch opens."""
-        return (
-            self.history.tokens
-            - self.history.count_to(self.depth)
-            + self.epoch_tokens
-            + (self.count_recalled(self.depth) if self.has_tool else 0)
-            - self.count_removed(self.changed)
-        )
+        history, depth = self.history, self.depth
+        recalled = self.count_recalled(depth) if self.recalled and self.has_tool else 0
+        removed = self.count_removed(self.changed) if self.changed else 0
+        return history.tokens - history.count_to(depth) + self.epoch_tokens + recalled - removed
 
     @property
     def depth(self) -> int:

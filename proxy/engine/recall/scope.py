@@ -12,7 +12,7 @@ from proxy.engine.reports.context import OriginalText
 from proxy.engine.reports.conversation import load_history
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced
+from proxy.model.epoch import Epoch, Kept, Replaced, decode_edits
 from proxy.model.errors import NotFound
 from proxy.model.exchange import CONVERSATION, SessionKey
 from proxy.model.log import ExchangeRow
@@ -20,8 +20,6 @@ from proxy.wire import FORMATS
 
 _MOST_SOURCES = 16
 _MOST_LOOKED_AT = 200
-
-_decode_edits = msgspec.json.Decoder(tuple[Edit, ...]).decode
 
 
 class RecallLog(LogReader, Protocol):
@@ -89,7 +87,7 @@ def find_in_view(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes
     """Return the nodes of messages that are sent whole under an epoch."""
     if epoch is None:
         return frozenset(nodes)
-    edits = _decode_edits(epoch.edits) if epoch.edits else ()
+    edits = decode_edits(epoch.edits)
     kept = [
         edit.place
         for edit in edits

@@ -10,9 +10,7 @@ from base64 import b32decode, b32encode
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from proxy.model.epoch import Edit, Replaced, Written
+from proxy.model.epoch import Edit, Replaced, Written, decode_edits
 from proxy.model.errors import ProxyError
 from proxy.store.search.texts import LONGEST_TEXT, MessageText, list_texts
 from proxy.store.sqlite.codec import unpack
@@ -33,8 +31,6 @@ _PAYLOAD = "SELECT codec, bytes FROM payload WHERE id = ?"
 _WIRE = "SELECT wire, id FROM exchange WHERE seq = ?"
 _EDITS = "SELECT p.codec, p.bytes FROM epoch x JOIN payload p ON p.id = x.edits WHERE x.seq = ?"
 _SUMMARY_TEXT = "SELECT p.codec, p.bytes FROM summary x JOIN payload p ON p.id = x.text WHERE x.seq = ?"
-
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class Address(NamedTuple):
@@ -88,7 +84,7 @@ def load_text(log: sqlite3.Connection, address: int, holder: int, exchange: int)
 
 def list_edits(content: bytes) -> Sequence[Edit]:
     """Return the edits of an epoch. Raises ValueError if they cannot be read."""
-    return _edits.decode(content)
+    return decode_edits(content)
 
 
 def read_edit(edit: Edit) -> MessageText | None:

@@ -73,26 +73,26 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 591_981, 342_188
+MOST_TOKENS, MOST_CORE_TOKENS = 590_058, 340_746
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_672,
     "proxy/cli": 35_640,
-    "proxy/config": 11_099,
-    "proxy/context": 74_916,
+    "proxy/config": 11_134,
+    "proxy/context": 73_712,
     "proxy/demo": 6_722,
-    "proxy/doctor": 5_244,
-    "proxy/engine": 215_277,
-    "proxy/model": 12_988,
+    "proxy/doctor": 5_253,
+    "proxy/engine": 214_676,
+    "proxy/model": 12_881,
     "proxy/retrieval": 11_939,
     "proxy/sdk": 8_718,
     "proxy/server": 28_629,
-    "proxy/store": 60_686,
+    "proxy/store": 60_645,
     "proxy/telemetry": 8_583,
     "proxy/transcripts": 9_842,
     "proxy/trial": 9_097,
     "proxy/upstream": 14_530,
     "proxy/wire": 61_257,
-    "proxy/worker": 7_142,
+    "proxy/worker": 7_128,
 }
 MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 32, 171, 144
 # Names of the SDK that its specification has fixed.

@@ -54,8 +54,6 @@ _CUT_LEVEL, _LEDGER_LEVEL = _BARE + 1, _BARE + 1 + len(_HEAD_LENGTHS)
 # Turns are shortened by this share of their room at once: each time invalidates the provider's cache for all behind.
 _STRIDE_SHARE = 0.25
 
-Count = Count
-
 
 class UserMessageForm(Value):
     """A user turn in one of its forms, unchanged or with parts left out, and its tokens.

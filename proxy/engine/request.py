@@ -79,7 +79,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     @property
     def view(self) -> str:
         """The name of its view."""
-        return self.model if self.strategy == "epochs" else name_view(self.model, self.strategy)
+        return name_view(self.model, self.strategy)
 
     @property
     def nodes(self) -> Sequence[bytes]:

@@ -136,8 +136,8 @@ _decoder = json.Decoder(tuple[Edit, ...])
 
 
 def decode_edits(edits: bytes) -> tuple[Edit, ...]:
-    """Parse the edits of an epoch; none are empty. Raises ValueError."""
-    return _decoder.decode(edits or b"[]")
+    """Parse the edits of an epoch. Raises ValueError, also for those of an erased epoch, which are empty."""
+    return _decoder.decode(edits)
 
 
 class Reference(Value, array_like=True):

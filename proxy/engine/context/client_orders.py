@@ -133,7 +133,7 @@ def _measure_replaced(
     if known is not None:
         return known
     form, raws = FORMATS[request.wire], request.list_raws()[: epoch.depth]
-    edits = {each.place: each for each in decode_edits(epoch.edits) if isinstance(each, Kept | Replaced)}
+    edits = {each.place: each for each in decode_edits(epoch.edits or b"[]") if isinstance(each, Kept | Replaced)}
     if structures is None:
         structures = list(map(form.parse_structure, raws))
     uses = sum([count_cleared(each.results, edits.get(i)) for i, each in enumerate(structures[: epoch.depth])])

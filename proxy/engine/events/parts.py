@@ -77,7 +77,7 @@ def list_pruned(form: Format, load: Load, edits: bytes, before: frozenset[int], 
 
 def find_pruned(edits: bytes) -> frozenset[int]:
     """Return the places of the messages in whose stead an epoch sends a line, or an outline."""
-    decoded = decode_edits(edits)
+    decoded = decode_edits(edits) if edits else ()
     return frozenset([each.place for each in decoded if isinstance(each, Replaced) and each.kind in _PRUNING])
 
 

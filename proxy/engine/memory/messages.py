@@ -208,7 +208,7 @@ def follow_epochs(
             continue  # of another branch
         if epoch.depth and not epoch.edits:
             continue  # its content was erased
-        edits = decode_edits(epoch.edits)
+        edits = decode_edits(epoch.edits) if epoch.edits else ()
         kept = {edit.place for edit in edits if isinstance(edit, Kept)}
         kept |= {edit.place for edit in edits if isinstance(edit, Replaced) and edit.kind in ("shortened", "detached")}
         if epoch.depth < reached:

@@ -87,7 +87,7 @@ def find_in_view(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes
     """Return the nodes of messages that are sent whole under an epoch."""
     if epoch is None:
         return frozenset(nodes)
-    edits = decode_edits(epoch.edits)
+    edits = decode_edits(epoch.edits) if epoch.edits else ()
     kept = [
         edit.place
         for edit in edits

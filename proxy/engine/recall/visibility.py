@@ -72,7 +72,7 @@ class VisibilityReader:
 def _describe(exchange: str, nodes: Sequence[bytes], epoch: Epoch | None) -> _SentCall:
     short: set[bytes] = set()
     texts: list[str] = []
-    for edit in decode_edits(epoch.edits if epoch is not None else b""):
+    for edit in decode_edits(epoch.edits) if epoch is not None and epoch.edits else ():
         if isinstance(edit, Written):
             short.update(nodes[edit.start : edit.stop])
             texts.append(edit.text)

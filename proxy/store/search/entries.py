@@ -7,7 +7,6 @@ holder that is the message. The holder is a row id in the log: a `payload` with 
 
 import sqlite3
 from base64 import b32decode, b32encode
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from proxy.model.epoch import Edit, Replaced, Written, decode_edits
@@ -82,11 +81,6 @@ def load_text(log: sqlite3.Connection, address: int, holder: int, exchange: int)
         return None
 
 
-def list_edits(content: bytes) -> Sequence[Edit]:
-    """Return the edits of an epoch. Raises ValueError if they cannot be read."""
-    return decode_edits(content)
-
-
 def read_edit(edit: Edit) -> MessageText | None:
     """Return the text of an edit that is searched: a ledger, or the outline that stands for a large output."""
     if isinstance(edit, Written) and not edit.report and edit.text:
@@ -114,7 +108,7 @@ def _load_summary(log: sqlite3.Connection, seq: int) -> MessageText | None:
 
 def _load_edit(log: sqlite3.Connection, seq: int, item: int) -> MessageText | None:
     row = log.execute(_EDITS, (seq,)).fetchone()
-    return None if row is None else read_edit(list_edits(unpack(*row))[item])
+    return None if row is None else read_edit(decode_edits(unpack(*row))[item])
 
 
 def _load_message_text(log: sqlite3.Connection, where: Address, holder: int, exchange: int) -> MessageText | None:

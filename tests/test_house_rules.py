@@ -73,12 +73,12 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 590_058, 340_746
+MOST_TOKENS, MOST_CORE_TOKENS = 589_993, 340_679
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_672,
     "proxy/cli": 35_640,
     "proxy/config": 11_134,
-    "proxy/context": 73_712,
+    "proxy/context": 73_647,
     "proxy/demo": 6_722,
     "proxy/doctor": 5_253,
     "proxy/engine": 214_676,

@@ -109,24 +109,10 @@ def list_user_forms(
 
     Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
-    older, newer = set(index.users) - index.newest - index.fixed, index.users if has_blocks else None
-    shown = _list_forms(view, index, older, newer, count=count, parse=parse)
-    second = list_second_forms(view, index, count, has_blocks=has_blocks, parse=parse)
-    return UserForms(shown, second, _count_pasted(index, index.newest, count) if has_blocks else {})
-
-
-def list_second_forms(
-    view: PlanRequest,
-    index: ConversationIndex,
-    count: Count,
-    *,
-    has_blocks: bool = True,
-    parse: OutlineParser | None = None,
-) -> MessageForms:
-    """Return the forms of the user's second newest turn, by step, unless it must stay; as `list_user_forms`."""
-    newest = find_last_turn(index)
-    steps = index.newest - newest - index.fixed
-    return _list_forms(view, index, steps, newest if has_blocks else None, count=count, parse=parse)
+    make, newest = partial(_list_forms, view, index, count=count, parse=parse), find_last_turn(index)
+    older = make(set(index.users) - index.newest - index.fixed, index.users if has_blocks else None)
+    second = make(index.newest - newest - index.fixed, newest if has_blocks else None)
+    return UserForms(older, second, _count_pasted(index, index.newest, count) if has_blocks else {})
 
 
 def choose_older_forms(

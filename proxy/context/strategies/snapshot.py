@@ -25,7 +25,7 @@ from proxy.context.memory.bundle import render_turns
 from proxy.context.memory.traces import TraceSource, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
-from proxy.context.user_messages import MessageForms, list_second_forms, list_shortened
+from proxy.context.user_messages import MessageForms, list_shortened, list_user_forms
 from proxy.context.user_rules import format_rules, list_unsent_rules
 from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
@@ -97,7 +97,7 @@ def plan_snapshot(
     if view.memory is None or not starts:
         return None
 
-    second = list_second_forms(view, index, count)
+    second = list_user_forms(view, index, count).second
 
     def begin(place: int) -> _Beginning:
         start = starts[-1] if policy.is_tail_text else place

@@ -38,7 +38,7 @@ MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
-    "proxy/engine/reports": 17,
+    "proxy/read": 17,
     "proxy/model": 18,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
@@ -73,23 +73,24 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 589_993, 340_679
+MOST_TOKENS, MOST_CORE_TOKENS = 589_869, 341_443
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_672,
-    "proxy/cli": 35_640,
+    "proxy": 9_664,
+    "proxy/cli": 35_582,
     "proxy/config": 11_134,
     "proxy/context": 73_647,
-    "proxy/demo": 6_722,
-    "proxy/doctor": 5_253,
-    "proxy/engine": 214_676,
+    "proxy/demo": 6_718,
+    "proxy/doctor": 5_247,
+    "proxy/engine": 185_926,
     "proxy/model": 12_881,
+    "proxy/read": 28_746,
     "proxy/retrieval": 11_939,
-    "proxy/sdk": 8_718,
-    "proxy/server": 28_629,
+    "proxy/sdk": 8_714,
+    "proxy/server": 28_593,
     "proxy/store": 60_645,
     "proxy/telemetry": 8_583,
     "proxy/transcripts": 9_842,
-    "proxy/trial": 9_097,
+    "proxy/trial": 9_093,
     "proxy/upstream": 14_530,
     "proxy/wire": 61_257,
     "proxy/worker": 7_128,

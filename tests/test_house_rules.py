@@ -73,11 +73,11 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 593_966, 344_171
+MOST_TOKENS, MOST_CORE_TOKENS = 593_360, 343_565
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_672,
     "proxy/cli": 35_640,
-    "proxy/config": 11_092,
+    "proxy/config": 11_099,
     "proxy/context": 74_916,
     "proxy/demo": 6_722,
     "proxy/doctor": 5_244,
@@ -86,7 +86,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/retrieval": 11_939,
     "proxy/sdk": 8_718,
     "proxy/server": 28_629,
-    "proxy/store": 60_686,
+    "proxy/store": 60_073,
     "proxy/telemetry": 8_583,
     "proxy/transcripts": 9_842,
     "proxy/trial": 9_097,

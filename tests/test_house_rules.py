@@ -73,15 +73,15 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 593_360, 343_565
+MOST_TOKENS, MOST_CORE_TOKENS = 592_970, 343_299
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_672,
     "proxy/cli": 35_640,
-    "proxy/config": 11_099,
-    "proxy/context": 74_916,
+    "proxy/config": 11_134,
+    "proxy/context": 74_484,
     "proxy/demo": 6_722,
-    "proxy/doctor": 5_244,
-    "proxy/engine": 217_175,
+    "proxy/doctor": 5_253,
+    "proxy/engine": 217_173,
     "proxy/model": 12_976,
     "proxy/retrieval": 11_939,
     "proxy/sdk": 8_718,

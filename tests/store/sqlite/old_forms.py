@@ -1,4 +1,9 @@
-"""Logs as earlier versions wrote them: the statements that made their tables are in `old_forms.sql`."""
+"""Logs as earlier versions wrote them.
+
+`old_forms.sql` has the statements that made their tables, `old_logs` what a server of each version wrote into them: a
+session of five calls with a tool, and of what that version knew an epoch, a pin, a summary, a call of our tool, memory,
+a history of ours and an erased session. Frozen, like the tables.
+"""
 
 import sqlite3
 from pathlib import Path
@@ -7,6 +12,7 @@ _STATED = Path(__file__).with_name("old_forms.sql").read_text("utf-8").split("\n
 FORMS = {f"m{name}": statements for name, _, statements in (each.partition("\n") for each in _STATED)}
 """What each version added to the tables, by its name, in order."""
 
+_LOGS = Path(__file__).with_name("old_logs")
 _DERIVED = 8
 """The bytes of `meta.bills` that say how far figures were derived; the last one is the version that did it."""
 
@@ -38,3 +44,11 @@ def make_old_log(path: Path | str, form: str) -> sqlite3.Connection:
             log.executescript(statements)
             log.execute("INSERT INTO migration VALUES (?, 0)", (name,))
     return log
+
+
+def write_old_log(path: Path, form: str) -> Path:
+    """Write the log that is kept of a version; its path."""
+    log = make_old_log(path, form)
+    log.executescript("BEGIN;" + (_LOGS / f"{form}.sql").read_text("utf-8") + "COMMIT;")
+    log.close()
+    return path

@@ -38,13 +38,13 @@ MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
-    "proxy/engine/reports": 17,
+    "proxy/read": 17,
     "proxy/model": 18,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/app.py": {"proxy.telemetry.tracing"},
-    "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
+    "proxy/assembly.py": {"proxy.upstream.litellm_client"},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.
@@ -73,28 +73,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 592_970, 343_299
+MOST_TOKENS, MOST_CORE_TOKENS = 588_845, 342_935
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_672,
-    "proxy/cli": 35_640,
+    "proxy": 9_641,
+    "proxy/cli": 35_582,
     "proxy/config": 11_134,
     "proxy/context": 74_484,
-    "proxy/demo": 6_722,
-    "proxy/doctor": 5_253,
-    "proxy/engine": 217_173,
-    "proxy/model": 12_976,
-    "proxy/retrieval": 11_939,
-    "proxy/sdk": 8_718,
-    "proxy/server": 28_629,
+    "proxy/demo": 6_675,
+    "proxy/doctor": 4_923,
+    "proxy/engine": 185_456,
+    "proxy/model": 12_947,
+    "proxy/read": 28_746,
+    "proxy/retrieval": 12_287,
+    "proxy/sdk": 8_714,
+    "proxy/server": 28_593,
     "proxy/store": 60_073,
-    "proxy/telemetry": 8_583,
-    "proxy/transcripts": 9_842,
-    "proxy/trial": 9_097,
-    "proxy/upstream": 14_530,
-    "proxy/wire": 61_363,
+    "proxy/telemetry": 8_572,
+    "proxy/transcripts": 9_818,
+    "proxy/trial": 9_078,
+    "proxy/upstream": 13_606,
+    "proxy/wire": 61_374,
     "proxy/worker": 7_142,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 32, 171, 144
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 31, 163, 144
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -73,29 +73,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 588_845, 342_935
+MOST_TOKENS, MOST_CORE_TOKENS = 587_194, 342_178
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_641,
-    "proxy/cli": 35_582,
+    "proxy": 9_616,
+    "proxy/cli": 35_580,
     "proxy/config": 11_134,
-    "proxy/context": 74_484,
+    "proxy/context": 74_862,
     "proxy/demo": 6_675,
     "proxy/doctor": 4_923,
-    "proxy/engine": 185_456,
-    "proxy/model": 12_947,
+    "proxy/engine": 184_675,
+    "proxy/model": 11_989,
     "proxy/read": 28_746,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_714,
-    "proxy/server": 28_593,
+    "proxy/server": 28_494,
     "proxy/store": 60_073,
-    "proxy/telemetry": 8_572,
+    "proxy/telemetry": 8_408,
     "proxy/transcripts": 9_818,
     "proxy/trial": 9_078,
     "proxy/upstream": 13_606,
     "proxy/wire": 61_374,
     "proxy/worker": 7_142,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 31, 163, 144
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 25, 159, 140
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -73,27 +73,27 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 587_807, 342_791
+MOST_TOKENS, MOST_CORE_TOKENS = 584_217, 339_558
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_616,
     "proxy/cli": 35_580,
     "proxy/config": 11_134,
-    "proxy/context": 74_862,
+    "proxy/context": 74_025,
     "proxy/demo": 6_675,
     "proxy/doctor": 4_923,
-    "proxy/engine": 184_675,
-    "proxy/model": 11_989,
+    "proxy/engine": 182_178,
+    "proxy/model": 11_894,
     "proxy/read": 28_746,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_714,
     "proxy/server": 28_494,
-    "proxy/store": 60_686,
+    "proxy/store": 60_645,
     "proxy/telemetry": 8_408,
     "proxy/transcripts": 9_818,
     "proxy/trial": 9_078,
     "proxy/upstream": 13_606,
-    "proxy/wire": 61_374,
-    "proxy/worker": 7_142,
+    "proxy/wire": 61_268,
+    "proxy/worker": 7_128,
 }
 MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 25, 159, 140
 # Names of the SDK that its specification has fixed.

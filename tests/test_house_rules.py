@@ -73,7 +73,7 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 584_094, 339_548
+MOST_TOKENS, MOST_CORE_TOKENS = 583_481, 338_935
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_616,
     "proxy/cli": 35_580,
@@ -87,7 +87,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_714,
     "proxy/server": 28_494,
-    "proxy/store": 60_645,
+    "proxy/store": 60_032,
     "proxy/telemetry": 8_408,
     "proxy/transcripts": 9_818,
     "proxy/trial": 9_062,

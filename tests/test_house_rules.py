@@ -39,7 +39,7 @@ MOST_MODULES = {
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
     "proxy/engine/reports": 17,
-    "proxy/model": 18,
+    "proxy/model": 19,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
@@ -73,28 +73,28 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 593_966, 344_171
+MOST_TOKENS, MOST_CORE_TOKENS = 591_874, 341_717
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_672,
-    "proxy/cli": 35_640,
-    "proxy/config": 11_092,
-    "proxy/context": 74_916,
+    "proxy": 9_643,
+    "proxy/cli": 35_639,
+    "proxy/config": 6_096,
+    "proxy/context": 75_164,
     "proxy/demo": 6_722,
-    "proxy/doctor": 5_244,
-    "proxy/engine": 217_175,
-    "proxy/model": 12_976,
+    "proxy/doctor": 5_233,
+    "proxy/engine": 218_033,
+    "proxy/model": 14_153,
     "proxy/retrieval": 11_939,
-    "proxy/sdk": 8_718,
-    "proxy/server": 28_629,
-    "proxy/store": 60_686,
-    "proxy/telemetry": 8_583,
+    "proxy/sdk": 8_687,
+    "proxy/server": 28_835,
+    "proxy/store": 60_682,
+    "proxy/telemetry": 8_634,
     "proxy/transcripts": 9_842,
     "proxy/trial": 9_097,
-    "proxy/upstream": 14_530,
+    "proxy/upstream": 14_970,
     "proxy/wire": 61_363,
     "proxy/worker": 7_142,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 32, 171, 144
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 26, 171, 144
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -10,6 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ import msgspec
 
 from proxy import __version__
 from proxy.assembly import build_engine, measure
-from proxy.config import Settings, read_environment
-from proxy.config.sections import UpstreamSettings
+from proxy.config import Settings, make_settings, read_environment
 from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models, list_upstreams
 from proxy.engine.doctor.findings import (
     MISPLACED,
@@ -47,7 +47,7 @@ from proxy.model.errors import ProxyError
 from proxy.model.exchange import Usage
 from proxy.running import find_server, read_admin_token
 from proxy.upstream.origin import make_key_header, make_tls_context, map_target, parse_base
-from proxy.upstream.policy import UpstreamPolicy
+from proxy.upstream.policy import NO_PROXY, UpstreamPolicy
 
 _TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 _FINISH_SECONDS = 10.0
@@ -76,7 +76,7 @@ def _take_upstreams(settings: Settings, server: ServerFacts, addresses: Sequence
     told = told or [{"name": httpx.URL(addresses[0]).host, "base_url": addresses[0]}]
     known = {"name", "kind", "base_url", "models", "window"}
     taken = [{key: value for key, value in each.items() if key in known and value} for each in told]
-    return settings.model_copy(update={"upstreams": tuple(map(UpstreamSettings.model_validate, taken))})
+    return settings.model_copy(update={"upstreams": make_settings({"upstreams": taken}).upstreams})
 
 
 async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool) -> Diagnosis:
@@ -165,7 +165,11 @@ def _find_url(policy: UpstreamPolicy, path: str) -> str:
 def open_client(policy: UpstreamPolicy) -> httpx.AsyncClient:
     """Open a client that reaches an upstream as the proxy does: by its HTTP proxy if it has one."""
     return httpx.AsyncClient(
-        proxy=policy.proxy or None, timeout=_TIMEOUT, trust_env=False, verify=make_tls_context(), follow_redirects=False
+        proxy=None if policy.proxy == NO_PROXY else policy.proxy,
+        timeout=_TIMEOUT,
+        trust_env=False,
+        verify=make_tls_context(),
+        follow_redirects=False,
     )
 
 
@@ -188,9 +192,9 @@ def _find_skew(date: str) -> float | None:
 
 def _take_ceiling(settings: Settings, server: ServerFacts) -> Settings:
     """Return settings with the ceiling of the running server, unless they state one."""
-    if server.ceiling is None or "ceiling_tokens" in settings.budget.model_fields_set:
+    if server.ceiling is None or "budget.ceiling_tokens" in settings.model_fields_set:
         return settings
-    budget = settings.budget.model_copy(update={"ceiling_tokens": server.ceiling})
+    budget = replace(settings.budget, ceiling_tokens=server.ceiling)
     return settings.model_copy(update={"budget": budget})
 
 
@@ -248,10 +252,9 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
     played: list[Rehearsal] = []
     names = dict(reversed(await list_models(settings, probes)))
     with tempfile.TemporaryDirectory(prefix="palimpsest-doctor-") as folder:
-        changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
-        quiet = settings.compaction.model_copy(update=changes)
+        quiet = replace(settings.compaction, auto=False, holdout_fraction=0.0, hard_wait_seconds=_PATIENCE_SECONDS)
         windows = {name: inputs.prices.find_card(name, model).window for name, model in names.items()}
-        sized = [each.model_copy(update={"window": windows.get(each.name)}) for each in settings.upstreams]
+        sized = [replace(each, window=windows.get(each.name)) for each in settings.upstreams]
         own = settings.model_copy(update={"data": Path(folder), "compaction": quiet, "upstreams": tuple(sized)})
         upstreams = {policy.name: RehearsalUpstream(policy.name) for policy in settings.upstream_policies()}
         try:

@@ -1,7 +1,7 @@
 """The strategy `turns`: the turn under way, and little of what was before it. It needs no model.
 
 A turn begins with a prompt: words of the user. Each new prompt opens an epoch, so that the context never grows beyond
-one turn. Before the turn stand the user's words of the turns before it (`BuilderPolicy.user_turns`), and the newest
+one turn. Before the turn stand the user's words of the turns before it (`TurnsPolicy.user_turns`), and the newest
 complete tool loop: the assistant's calls with all their results. Only at the high mark the oldest loops of the turn
 leave, too. What is not sent is found by searching the log, so it has no references: these would grow with the session.
 """
@@ -12,10 +12,10 @@ import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import (
-    BuilderPolicy,
     ConversationIndex,
     CountedMessage,
     PlanRequest,
+    TurnsPolicy,
     add_paired,
     list_groups,
 )
@@ -48,7 +48,7 @@ class _KeptSteps(msgspec.Struct, frozen=True, gc=False):
 
 
 def plan_turns(
-    view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, count: Callable[[str], int]
+    view: PlanRequest, index: ConversationIndex, policy: TurnsPolicy, count: Callable[[str], int]
 ) -> ContextPlan | None:
     """Return the plan of an epoch, or None without any prompt, or if what has to stay is above the high mark."""
     if not index.users:

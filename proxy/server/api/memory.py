@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 from starlette.routing import Route
 
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryCompaction, MemoryResult
 from proxy.engine.memory.memory import SessionMemory
@@ -25,7 +26,6 @@ from proxy.engine.memory.reports import (
     load_sendable,
     load_tools,
 )
-from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.reports.listing import Listing, cut_listing
 from proxy.engine.reports.lookup import find_session
 from proxy.engine.reports.savings import SavingsInputs

@@ -32,8 +32,8 @@ install: $(RUN) ## install, and start nothing: then .venv/bin/palimpsest run -- 
 check: static ## format, lint, types, import contracts, tests of the core: within a minute
 	$(PYTEST) tests/model tests/wire tests/context tests/test_house_rules.py tests/test_documentation.py
 
-test: static ## the same, and all tests but those that make journeys runs: within five minutes
-	$(PYTEST) --ignore=tests/journeys --ignore=tests/clients --ignore=tests/browser
+test: static ## the same, and all tests but those that make journeys runs; the slowest are listed in build/durations.txt
+	$(PYTEST) --durations-file=build/durations.txt --ignore=tests/journeys --ignore=tests/clients --ignore=tests/browser
 
 # Without the tests that start processes, and the long ones: they would take most of the time and reach nothing more.
 # With the same examples of hypothesis in each run: what is reached must not depend on luck.

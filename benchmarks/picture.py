@@ -210,12 +210,20 @@ def run_session(
         time.sleep(0.02)  # the proxy reads the response, for its usage, after the call
 
 
+THIS = (sys.executable, "-m", "proxy")
+
+
 @contextmanager
 def run_proxy(
-    upstream: int, data: Path, *options: str, has_summaries: bool = False, cache: str = "auto"
+    upstream: int,
+    data: Path,
+    *options: str,
+    has_summaries: bool = False,
+    cache: str = "auto",
+    program: Sequence[str] = THIS,
 ) -> Iterator[int]:
     """Run the proxy for the length of a `with` block; yields its port. `cache` is the setting of its upstream."""
-    command = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--data", str(data), *options]
+    command = [*program, "serve", "--port", "0", "--data", str(data), *options]
     settings = {
         "PALIMPSEST_UPSTREAMS": json.dumps(
             [{"name": "openai", "base_url": f"http://127.0.0.1:{upstream}/v1", "cache": cache}]

@@ -7,9 +7,11 @@ Long tests are marked `no_cover`: `make coverage` leaves them out, for tracing d
 all that they reach.
 """
 
+import heapq
 import os
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,10 +52,35 @@ class FailureNames:
             reporter.write(f"\nFAILED at {report.when}: {report.nodeid}{reason}\n", red=True, flush=True)
 
 
+class Durations:
+    """Writes the slowest phases of tests into a file, the slowest first, as `--durations` prints them."""
+
+    def __init__(self, file: Path, most: int) -> None:
+        self._file, self._most = file, most
+        self._found: list[tuple[float, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Part of pytest's hooks."""
+        self._found.append((report.duration, f"{report.when:8} {report.nodeid}"))
+
+    def pytest_sessionfinish(self) -> None:
+        """Part of pytest's hooks."""
+        slowest = heapq.nlargest(self._most, self._found)
+        self._file.parent.mkdir(exist_ok=True)
+        self._file.write_text("".join(f"{seconds:8.2f}s {name}\n" for seconds, name in slowest))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Part of pytest's hooks."""
+    parser.addoption("--durations-file", type=Path, help="where the 50 slowest phases of tests are written")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Part of pytest's hooks."""
     if not hasattr(config, "workerinput"):  # a worker's reports are written by the process that started it
         config.pluginmanager.register(FailureNames(config))
+        if file := config.getoption("--durations-file"):
+            config.pluginmanager.register(Durations(file, 50))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -73,15 +73,15 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 591_874, 341_717
+MOST_TOKENS, MOST_CORE_TOKENS = 591_484, 341_451
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_643,
     "proxy/cli": 35_639,
-    "proxy/config": 6_096,
-    "proxy/context": 75_164,
+    "proxy/config": 6_131,
+    "proxy/context": 74_732,
     "proxy/demo": 6_722,
-    "proxy/doctor": 5_233,
-    "proxy/engine": 218_033,
+    "proxy/doctor": 5_242,
+    "proxy/engine": 218_031,
     "proxy/model": 14_153,
     "proxy/retrieval": 11_939,
     "proxy/sdk": 8_687,

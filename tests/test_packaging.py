@@ -275,7 +275,8 @@ def test_make_test_runs_every_gate_and_all_tests() -> None:
     for gate in ("ruff format --check", "ruff check", "mypy", "lint-imports"):
         assert gate in recipe_of("static")
     assert recipe.splitlines()[1:] == [
-        "\t$(PYTEST) --ignore=tests/journeys --ignore=tests/clients --ignore=tests/browser"
+        "\t$(PYTEST) --durations-file=build/durations.txt --ignore=tests/journeys --ignore=tests/clients"
+        " --ignore=tests/browser"
     ]
     assert "$(PYTEST) tests/journeys tests/clients tests/browser\n" in recipe_of("journeys")
 

@@ -66,13 +66,16 @@ def load_settings(
 def load_report_settings(file: Path | None, data: Path | None) -> Settings:
     """Return the settings of a command that reads the log: what nobody set for it is as its last server had it.
 
-    Raises ConfigError. What a server of another version kept, and this one cannot read, does not count.
+    Patterns of models are not mixed, since the first match counts. Raises ConfigError. What a server of another version
+    kept, and this one cannot read, does not count.
     """
     settings = load_settings(file, {"data": data})
+    stated = {name for name in ("models", "pricing") if getattr(settings, name)}
     try:
         kept = json.loads((settings.data / KEPT_FILE).read_bytes())
-        return load_settings(file, {"data": data}, kept) if isinstance(kept, dict) else settings
-    except (OSError, ValueError, ConfigError):
+        used = {name: value for name, value in kept.items() if name not in stated}
+        return load_settings(file, {"data": data}, used)
+    except (OSError, ValueError, AttributeError, ConfigError):
         return settings
 
 

@@ -8,6 +8,7 @@ the lines of the steps that they stood in.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
+from math import inf
 
 import msgspec
 
@@ -35,7 +36,7 @@ from proxy.context.ledger import (
 )
 from proxy.context.message_features import list_identifiers
 from proxy.context.references import PAGE, find_fold, unfold_words
-from proxy.context.user_rules import render_unsent_rules
+from proxy.context.user_rules import format_rules, list_unsent_rules
 from proxy.context.word_ranking import (
     IdentifierIndex,
     QuotedLine,
@@ -113,9 +114,8 @@ def build_ledger(
     gone = frozenset(range(scope.tail)) - scope.staying - scope.carried.told
     # Rules have a budget of their own: the user's words must not be displaced by other content.
     inherited = [each.text for each in scope.carried.ledgers]
-    most = None if scope.has_words else MAX_RULES_SEARCHED
-    usable = view.budget.usable
-    rules = render_unsent_rules(index, gone, scope.shortened, inherited, usable=usable, count=count, most=most)
+    unsent = list_unsent_rules(index, gone, scope.shortened, inherited, inf if scope.has_words else MAX_RULES_SEARCHED)
+    rules = format_rules(unsent, view.budget.usable, count)
     if not gone and not rules and not scope.pruned:
         return Ledger()
     material = _collect_material(view, index, scope, gone)

@@ -98,7 +98,6 @@ _SUMMARY_LINES, _LAST_LINES = 6, 3
 
 # How readers of files number lines: `cat -n` and `nl`, `grep -n`, Claude Code (an arrow), opencode (a bar).
 LINE_NUMBER = r"\d{1,7}[:\-\t |\u2192]"
-_IMPORT = re.compile(rf"(?m)^[ \t]*(?:{LINE_NUMBER}[ \t]*)?(?:from|import|#include|use|require|using)\b.{{1,300}}$")
 _WRITES = re.compile(
     r"(?:(?:>>?|\btee(?: -a)?)[ \t]*+"
     r"|\bsed -i\b(?:[^\n|;&]{400}[ \t]++|[^\n|;&]{0,400}[ \t](?![ \t]))"
@@ -172,7 +171,6 @@ class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
     """The features of a message."""
 
     words: tuple[str, ...]  # its identifiers
-    imported: tuple[str, ...]  # identifiers in import lines of an output
     written: tuple[str, ...]  # identifiers of files that its calls write
     said: str  # what the assistant said to the user, without code and markup, in one line
     asked: tuple[str, ...]  # a summary of each of its calls, one line each
@@ -190,21 +188,18 @@ FeatureExtractor = Callable[[Message], MessageFeatures]
 def extract_features(message: Message) -> MessageFeatures:
     """Return the features of a message."""
     typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
-    imports = "\n".join(_IMPORT.findall(message.text)) if _is_output(message) else ""
     return msgspec.structs.replace(
         extract_features_without_identifiers(message),
         words=list_identifiers("\n".join((message.text, *typed))),
-        imported=list_identifiers(imports),
     )
 
 
 def extract_features_without_identifiers(message: Message) -> MessageFeatures:
-    """Return the features of a message without `words` and `imported`, which take most of the time."""
+    """Return the features of a message without `words`, which take most of the time."""
     typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
     written = [word for text in typed for word in _WRITES.findall(text)]
     is_output = _is_output(message)
     return MessageFeatures(
-        (),
         (),
         list_identifiers("\n".join(written)),
         summarize_saying(message.text if message.said is None else message.said) if message.role == "assistant" else "",

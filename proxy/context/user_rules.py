@@ -6,10 +6,9 @@ Pasted blocks and text that a client added are left out first. A rule is a verba
 # ruff: noqa: RUF001 - words of languages in other scripts
 
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from math import inf
 
 import msgspec
 
@@ -215,86 +214,82 @@ _BEGINNING, _RULE_SHARE = 60, 0.25
 _SHORT = 160
 _HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
 
-# What makes a sentence an instruction that lasts is an imperative or a modal that is said to somebody, in the major
-# languages; "always" or "never" alone makes none. The first list counts at the beginning of a clause only.
+# What makes a sentence an instruction that lasts is an imperative or a modal that is said to somebody; "always" or
+# "never" alone makes none. Of each language the first counts at the beginning of a clause only. `benchmarks.user_rules`
+# counts what each finds, and how often it is wrong: what finds nothing is not here.
 _CLAUSE = (
-    r"(?:^|[,;:.!?\u2013\u2014(-]\s++|\b(?:and|but|so|then|also|please|und|aber|et|mais|y|pero|e|ma|mas|en|maar|"
-    r"и|но)\s++)"
+    r"(?:^|[,;:.!?\u2013\u2014(-]\s++|\b(?:and|but|so|then|also|please|und|aber|et|mais|y|pero|и|но)\s++)"
     r"[\s\"'*_`\u201c\u2018\u00ab\u00bf\u00a1>]{0,6}+"
 )
-_IMPERATIVES = (
-    # English
-    r"(?:always|never)\b(?! mind\b| again\b| before\b| have\b| had\b| did\b| was\b| were\b)",
-    r"(?:do not|don['\u2019]t|dont)\b(?! worry| mind| know| understand| think| see| have| remember| get\b)",
-    r"(?:make sure|ensure|be sure to|avoid|refrain from|stick to|prefer|remember (?:to|that)|keep in mind|use only)\b",
-    r"(?:only (?:use|ever)|at all times|under no circumstances|no matter what|in (?:the )?future)\b",
-    r"please,? (?:use(?! the\b| my\b| an?\b| this\b| that\b)|keep|only|answer|respond|reply|speak|follow|leave|"
-    r"ask|format|indent|stick|avoid|prefer)\b",
-    r"use (?!this\b|that\b|these\b|those\b|it\b|my\b|the\b)[\w`\"']",
-    r"(?:answer|respond|reply|speak|write)\b[^.!?]{0,40}\bin (?-i:[A-Z])\w+",
-    # German
-    r"(?:bitte )?(?:immer|niemals|nie|auf keinen fall|keinesfalls)\b(?! wenn| wieder| noch| mehr)",
-    r"bitte (?:nicht|nur|kein\w{0,2}|ausschließlich)\b",
-    r"(?!(?:ich|er|sie|es|wir|das|die|der|den|ein\w*|mein\w*|man|ihr|dies\w*|hier|da|dort|so)\b)"
-    r"(?:bitte )?\w{2,20}(?:e|en|f|t|s|b|g|h|k)? (?:(?:sie|mir|uns|dabei) )?(?:immer|nie|niemals|nur|nicht|"
-    r"kein\w{0,2}|ausschließlich)\b",
-    r"(?:achte darauf|stell(?:e|en sie)? sicher|vermeide|bevorzuge)\b",
-    # French
-    r"(?:ne \w{1,30} (?:pas|jamais|rien)|n['\u2019]\w{1,30} (?:pas|jamais|rien))\b",
-    r"(?!(?:je|tu|ils?|elles?|on|nous|vous|les?|la|mes|mon|ma|ce|ça|une?|des|ses|son)\b)"
-    r"\w{2,20}(?:e|es|ez|s|ds) (?:toujours|uniquement|seulement)\b",
-    r"(?:assure-toi|assurez-vous|évite[sz]?|préfère[sz]?)\b",
-    # Spanish, Portuguese, Italian
-    r"(?:nunca|jamás) \w{2,20}(?:es|as)\b|"
-    r"siempre (?:usa|utiliza|responde|contesta|escribe|ejecuta|haz|pon|deja|pregunta)\b",
-    r"(?:asegúrate|evita|prefiere|(?:usa|utiliza|responde) (?:siempre|solo|sólo)|(?:solo|sólo) (?:usa|utiliza))\b",
-    r"no (?:uses|utilices|hagas|toques|modifiques|cambies|borres|elimines|escribas)\b",
-    r"(?:não|nunca|sempre) (?:use|faça|altere|mude|toque|apague|modifique|remova|escreva|crie|envie|responda|"
-    r"execute)\b",
-    r"(?:evite|certifique-se|responda sempre|use (?:sempre|apenas|somente))\b",
-    r"(?:non \w{2,20}(?:are|ere|ire)|(?:usa|rispondi|scrivi|esegui) (?:sempre|solo)|assicurati|evita)\b",
-    # Dutch, Polish, Indonesian, Vietnamese
-    r"(?:altijd|nooit)\b|(?:gebruik|antwoord) (?:altijd|nooit|alleen|geen)\b|(?:zorg (?:er ?voor|dat)|vermijd)\b",
-    r"(?:nigdy nie|zawsze|nie) \w{2,20}(?:aj|uj|ij|ej)(?:cie)?\b|(?:używaj|unikaj|pamiętaj)\b",
-    r"(?:jangan|selalu (?:gunakan|pakai|jawab)|đừng|luôn (?:luôn )?(?:dùng|trả lời|sử dụng))\b",
-    # Russian, Ukrainian
-    r"(?:всегда|никогда не|обязательно|завжди|ніколи не)\s+(?:\w+\s+){0,2}\w+(?:[^л\W]и|[аяуюе]й|йте|ите|іть|ьте)\b",
-    r"не \w+(?:[аяую]й|йте|ите|ьте)\b",
+RULE_WORDS: Mapping[str, tuple[str, str]] = {
+    "English": (
+        r"(?:always|never)\b(?! mind\b| had\b)"
+        r"|(?:do not|don['\u2019]?t)\b(?! worry| know| think)"
+        r"|(?:make sure|ensure|be sure to|avoid|refrain from|stick to|prefer|remember (?:to|that)|keep in mind)\b"
+        r"|(?:only (?:use|ever)|use only|at all times|under no circumstances|no matter what|in (?:the )?future,)"
+        r"|please,? (?:use(?! the\b| my\b| this\b| that\b)|keep|only|answer|respond|reply|speak|follow|leave|ask|format"
+        r"|indent|stick|avoid|prefer)\b"
+        r"|use [^.!?]{1,60}(?:, not\b|\beverywhere\b|\binstead of\b|\bfor (?:all|any|every|new)\b)"
+        r"|(?:answer|respond|reply|speak|write)\b[^.!?]{0,40}\bin (?-i:[A-Z])\w+",
+        r"(?<!\bthere )\bmust(?:n['\u2019]t| not| never| always)?\b(?! have\b| be (?:an?|the|some|because|due|wrong"
+        r"|that|in (?:an?|the|some|one|your|my|our))\b)"
+        r"|\byou (?:should(?:n['\u2019]t| not| never| always)|may not|are not (?:allowed|permitted))\b"
+        r"|\b(?:is|are) (?:never|not) (?:allowed|permitted)\b|\b(?:is|are) (?:forbidden|prohibited|off[- ]limits)\b"
+        r"|\bI(?:['\u2019]d)? (?:do not|don['\u2019]?t|never|always|only) (?:want|wish|like|allow|accept|expect"
+        r"|permit)\b"
+        r"|\bI (?:want|expect|need) you to (?:always|never|only)\b|\bfrom now on\b|\bwithout asking\b",
+    ),
+    "German": (
+        r"(?:bitte )?(?:immer|niemals|nie)\b(?! wieder)"
+        r"|(?:bitte )?\w{2,20} (?:(?:sie|mir|uns|dabei) )?(?:immer|nie|niemals|nur|nicht(?!\W*$)|kein\w{0,2}"
+        r"|ausschließlich)\b"
+        r"|(?:achte darauf|stell(?:e|en sie)? sicher|vermeide|bevorzuge|auf keinen fall)\b",
+        r"\bdu (?:darfst|musst|sollst)\b|\b(?:darf|dürfen)\b(?: \w+){0,6} (?:nicht|nie|niemals|kein\w{0,2})\b"
+        r"|\b(?:ab (?:jetzt|sofort)|von nun an)\b",
+    ),
+    "French": (
+        r"(?:ne \w{1,30}|n['\u2019]\w{1,30}) (?:pas|jamais|rien)\b(?!\W*$)"
+        r"|\w{2,20}(?:e|es|ez|s) (?:toujours|uniquement|seulement)\b"
+        r"|(?:assure-toi|assurez-vous|évite[sz]?|préfère[sz]?)\b",
+        r"\bne (?:jamais|pas) \w+(?:er|ir|re)\b|\b(?:tu|vous) (?:ne )?(?:dois|devez)\b|\bil (?:ne )?faut\b"
+        r"|\b(?:désormais|à partir de maintenant)\b",
+    ),
+    "Spanish": (
+        r"(?:nunca|jamás) \w{2,20}(?:es|as)\b"
+        r"|siempre (?:usa|utiliza|responde|contesta|escribe|ejecuta|haz|pon|deja|pregunta)\b"
+        r"|(?:asegúrate|evita|prefiere|(?:usa|utiliza|responde) (?:siempre|solo|sólo)|(?:solo|sólo) (?:usa|utiliza))\b"
+        r"|no (?:uses|utilices|hagas|toques|modifiques|cambies|borres|elimines|escribas)\b",
+        r"\b(?:debes|deberás|tienes que|a partir de ahora)\b",
+    ),
+    "Russian": (
+        r"(?:всегда|никогда не|обязательно)\s+(?:\w+\s+){0,2}\w+(?:[^л\W]и|[аяуюе]й|йте|ите|ьте)\b"
+        r"|не \w+(?:[аяую]й|йте|ите|ьте)\b",
+        r"\bнельзя\b|\bзапрещ\w+|\b(?:ты|вы) долж\w+|\bне долж(?:ен|на|но|ны)\b|\b(?:впредь|отныне)\b",
+    ),
+    "Chinese": (
+        "",
+        "必须|务必|不要(?!紧)|不得|切勿|请勿|严禁|一律|千万别|请(?:使用|用)|始终(?:用|使用|保持)",
+    ),
+}
+
+
+PREFERRING = re.compile(
+    r"(?i)\b(?:I|we)(?:['\u2019]d| would)?(?: (?:really|much|strongly|generally|usually|always))?"
+    r" (?:prefer|favou?r|rather)\b|\bmy (?:personal )?preference\b|^\W*(?:please,? )?prefer\b"
+    r"|\b(?:ich|wir) bevorzuge\w*|\b(?:je préfère|prefiero)\b"
 )
-_DIRECTIVES = (
-    # English
-    r"(?<!\bthere )\bmust(?:n['\u2019]t| not| never| always)?\b(?! have\b| be (?:an?|the|some|because|due|wrong|"
-    r"that|in (?:an?|the|some|one|your|my|our))\b)",
-    r"\bshall not\b|\byou (?:should(?:n['\u2019]t| not| never| always)|may not|are not (?:allowed|permitted))\b",
-    r"\b(?:is|are) (?:never|not) (?:allowed|permitted)\b|\b(?:is|are) (?:forbidden|prohibited|off[- ]limits)\b",
-    r"\bI(?:['\u2019]d)? (?:do not|don['\u2019]t|dont|never|always|only) (?:want|wish|like|allow|accept|expect|"
-    r"permit)\b",
-    r"\bI (?:want|expect|need) you to (?:always|never|only)\b|\bfrom now on\b|\bunless I\b|\bwithout (?:asking|my)\b",
-    # German, French
-    r"\bdu (?:darfst|musst|sollst)\b|\bihr (?:dürft|müsst|sollt)\b|\bSie (?:dürfen|müssen|sollen)\b",
-    r"\b(?:darf|dürfen)\b(?: \w+){0,6} (?:nicht|nie|niemals|kein\w{0,2})\b|\bauf keinen fall\b|"
-    r"\bab (?:jetzt|sofort)\b|\bvon nun an\b",
-    r"\bne (?:jamais|pas) \w+(?:er|ir|re)\b|\b(?:tu|vous) (?:ne )?(?:dois|devez)\b|\bil (?:ne )?faut\b",
-    r"\bdésormais\b|\bà partir de maintenant\b",
-    # Spanish, Portuguese, Italian, Dutch, Turkish, Polish, Indonesian, Vietnamese
-    r"\b(?:no )?(?:debes|deberás|tienes que)\b|\ba partir de ahora\b|\bvocê (?:não )?deve\b|\ba partir de agora\b",
-    r"\b(?:non )?devi\b|\bd['\u2019]ora in poi\b|\b(?:je|u) (?:moet|mag (?:niet|nooit|geen))\b|\bvanaf nu\b",
-    r"\b(?:asla|sakın|kesinlikle)\b[^.!?]{0,60}m[ae](?:y[ıi]n)?\b|\bnie wolno\b|\bmusisz\b|\bod teraz\b|"
-    r"\bkamu harus\b|\bkhông được\b",
-    # Russian, Ukrainian
-    r"\bнельзя\b|\bзапрещ\w+|\b(?:ты|вы) долж\w+|\bне долж(?:ен|на|но|ны)\b|\bвпредь\b|\bотныне\b|\bне можна\b|"
-    r"\bзаборонено\b",
-    # Chinese, Japanese, Korean
-    "必须|必須要|务必|不要(?!紧)|不得|切勿|请勿|严禁|一律|千万别|绝不能|请(?:始终|总是|使用|用)|始终(?:用|使用|保持)|(?:总是|永远)(?:用|使用|不要)",
-    "必ず|ないでください|しないで|てはいけ|てはなら|(?:使って|使用して|答えて|書いて|ようにして)ください|常に[^。]{0,30}(?:ください|こと)|(?:は|を)禁止",
-    r"반드시|절대(?:로)?\s|하지 ?마|지 ?마(?:세요|십시오)|항상[^.]{0,30}(?:세요|십시오)",
-    # Arabic, Hindi
-    r"\bلا ت\w+|\bيجب\b|\bممنوع\b|\bاستخدم دائم\w*|कभी (?:भी )?(?:न|नहीं|मत)|मत (?:कर|छू|बदल)|"
-    r"हमेशा[^।]{0,40}(?:करो|करें|रखें|दें)",
-)
-_RULE_WORDS = re.compile(rf"(?i){_CLAUSE}(?:{'|'.join(_IMPERATIVES)})|{'|'.join(_DIRECTIVES)}")
+"""What a user prefers; that is a rule, too."""
+
+
+def compile_rule_words(words: Iterable[tuple[str, str]]) -> re.Pattern[str]:
+    """Return the pattern of sentences with one of these words: the first of each pair at the beginning of a clause."""
+    first, anywhere = ("|".join(filter(None, each)) for each in zip(*words, strict=True))
+    return re.compile(rf"(?i){_CLAUSE}(?:{first})|{anywhere}")
+
+
+_RULE_WORDS = compile_rule_words(RULE_WORDS.values())
 _RULE_LABEL = re.compile(
-    r"(?i)\W{0,6}(?:\w{1,20} ){0,2}(?:rule|constraint|requirement|guideline|convention|regel|vorgabe)s?:"
+    r"(?i)\W{0,6}(?:\w{1,20} ){0,2}(?:rule|constraint|requirement|guideline|convention|regel|vorgabe)s?:[^\w\n]{0,6}\w"
 )
 _RULE_INTRO = re.compile(
     r"(?i)\b(?:rules?|constraints?|requirements?|guidelines?|conventions?|regeln|vorgaben|règles|consignes|reglas)\b"
@@ -319,18 +314,21 @@ def format_message_number(place: int) -> str:
     return f"m{place + 1}"
 
 
-def list_rules(index: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
-    """Return the rules in the user's messages (None: all) in order; of rules that begin alike the newest."""
+def list_rules(index: ConversationIndex, places: Collection[int] | None = None, most: float = inf) -> tuple[Rule, ...]:
+    """Return the rules in the user's messages (None: all) in order; of rules that begin alike the newest.
+
+    At most `most` characters are searched, of the newest messages.
+    """
     found: dict[str, Rule] = {}
-    for place in sorted({*list_user_places(index), *index.spoken}):
+    for place in sorted({*list_user_places(index), *index.spoken}, reverse=True):
         if places is None or place in places:
-            for sentence in list_sentences(_read_own_words(index, place)):
+            words = _read_own_words(index, place)
+            most -= len(words)
+            for sentence in reversed([*list_sentences(words)]) if most >= 0 else ():
                 if _is_rule(sentence):
                     rule = Rule(place, sentence.said, sentence.intro)
-                    key = " ".join(rule.beginning.casefold().split())
-                    found.pop(key, None)
-                    found[key] = rule
-    return tuple(found.values())
+                    found.setdefault(" ".join(rule.beginning.casefold().split()), rule)
+    return tuple(reversed(found.values()))
 
 
 def _read_own_words(index: ConversationIndex, place: int) -> str:
@@ -350,14 +348,18 @@ def _is_rule(sentence: Sentence) -> bool:
     said = sentence.said
     if said.endswith("?") or len(said) > _LONGEST:
         return False
-    return bool(_RULE_WORDS.search(said) or _RULE_LABEL.match(said) or _RULE_INTRO.search(sentence.intro))
+    found = _RULE_WORDS.search(said) or _RULE_LABEL.match(said) or _RULE_INTRO.search(sentence.intro)
+    return bool(found or PREFERRING.search(said))
 
 
-def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
-    """Format the block of these rules in at most `room` tokens; empty if none fits.
+def format_rules(rules: Sequence[Rule], usable: float, count: Callable[[str], int]) -> str:
+    """Format the block of these rules in its share of the usable tokens; empty if none fits.
 
     If not all fit, short ones come before long ones and then the newest first. A very long one is cut.
     """
+    if not rules:
+        return ""
+    room = min(MAX_RULES_TOKENS, RULES_SHARE * usable)
     lines = [f"{format_message_number(rule.place)}: {_cut_rule(rule, _RULE_SHARE * room, count)}" for rule in rules]
     ordered = sorted(reversed(range(len(rules))), key=lambda n: len(lines[n]) // _SHORT)
     kept = take_fitting(ordered, room - (count(_HEAD) + 1), lambda n: count(lines[n]) + 1)
@@ -370,63 +372,38 @@ def _cut_rule(rule: Rule, room: float, count: Callable[[str], int]) -> str:
     return text if tokens <= room else sanitize_text(text, max(len(rule.beginning), int(len(text) * room / tokens)))
 
 
-def compute_rules_budget(usable: float) -> float:
-    """Return the most tokens that the block of rules may have, given the usable tokens."""
-    return min(MAX_RULES_TOKENS, RULES_SHARE * usable)
-
-
-def _choose_newest(index: ConversationIndex, places: Collection[int], most: int | None) -> Collection[int]:
-    """Return the newest of the places whose messages have at most `most` characters together; None: all places."""
-    if most is None:
-        return places
-    sizes = accumulate(len(index.messages[place].message.text) for place in sorted(places, reverse=True))
-    return {place for place, size in zip(sorted(places, reverse=True), sizes, strict=True) if size <= most}
-
-
 def list_unsent_rules(
     index: ConversationIndex,
     steps: Iterable[int],
     shortened: Mapping[int, str],
     known: Sequence[str],
-    most: int | None = None,
+    most: float = inf,
 ) -> tuple[Rule, ...]:
     """Return the rules of these steps, and of messages that are sent shortened, that no text sent contains.
 
     `shortened` are the texts of the shortened messages by place, `known` are texts of the proxy that are sent. Of these
-    and of what the user said last the beginning of a rule is enough. At most `most` characters are searched, the newest
-    messages first; None: all of them.
+    and of what the user said last the beginning of a rule is enough. At most `most` characters are searched.
     """
     gone = {place for i in steps for place in index.steps[i].places}
     newest = {place for i in index.newest for place in (index.steps[i].start, *find_spoken(index, i))}
     said = [read_words(index, place) for place in newest - gone - shortened.keys()]
     return tuple(
         rule
-        for rule in list_rules(index, _choose_newest(index, gone | shortened.keys(), most))
+        for rule in list_rules(index, gone | shortened.keys(), most)
         if rule.text not in shortened.get(rule.place, "")
         and not any(rule.beginning in text for text in said)
         and not any(sanitize_text(rule.beginning, _LONGEST) in text for text in known)
     )
 
 
-def render_unsent_rules(
-    index: ConversationIndex,
-    steps: Iterable[int],
-    shortened: Mapping[int, str],
-    known: Sequence[str],
-    *,
-    usable: float,
-    count: Callable[[str], int],
-    most: int | None = None,
-) -> str:
-    """Render the block of the rules that are not sent otherwise, in its share of the usable tokens; empty for none."""
-    unsent = list_unsent_rules(index, steps, shortened, known, most)
-    return format_rules(unsent, compute_rules_budget(usable), count) if unsent else ""
-
-
 _LEAST_REPEATED = 100
 """Fewest tokens of a block that is left out because a newer turn repeats it."""
 _MOST_PLACES = 8
 """The most places of one line among newer turns that are compared, the nearest ones: time stays linear."""
+
+
+# Where a line begins that is not empty; empty lines belong to the one before them.
+_LINE_START = re.compile(r"(?m)^(?=[^\S\n]*+\S)")
 
 
 class NewerLines:
@@ -436,62 +413,47 @@ class NewerLines:
     """
 
     def __init__(self) -> None:
-        self._lines: list[str] = []  # of all turns, with an empty one behind each turn
+        self._lines: list[tuple[str, int]] = []  # with their steps; an empty one behind each text
         self._places: dict[str, deque[int]] = {}
-        self._starts: list[int] = []
-        self._steps: list[int] = []
 
     def add(self, step: int, text: str) -> None:
-        """Add the text of a turn at a step."""
-        self._starts.append(len(self._lines))
-        self._steps.append(step)
+        """Add a text of the turn at a step."""
         for line in filter(None, map(str.rstrip, text.split("\n"))):
             self._places.setdefault(line, deque(maxlen=_MOST_PLACES)).append(len(self._lines))
-            self._lines.append(line)
-        self._lines.append("")
+            self._lines.append((line, step))
+        self._lines.append(("", step))
 
     def remove_repeated(self, text: str, count: Callable[[str], int]) -> tuple[str, tuple[frozenset[int], ...]]:
         """Return a text without long passages, of whole lines, that a turn contains, and the steps of those that do."""
-        kept, empty, holders = list[str](), list[str](), list[frozenset[int]]()
-        left_out = 0
-        for lines, places in self._list_runs(text.split("\n")):
-            block = "\n".join(lines)
-            if places and len(block) >= _LEAST_REPEATED and count(block) >= _LEAST_REPEATED:
-                left_out += len(empty) * bool(left_out) + len(lines)
-                holders.append(frozenset(self._steps[bisect_right(self._starts, place) - 1] for place in places))
-            elif left_out and not block.strip():
-                empty += lines
-                continue
+        kept, holders, left_out = list[str](), list[frozenset[int]](), ""
+        for run, places in self._list_runs(text):
+            if places and len(block := run.rstrip()) >= _LEAST_REPEATED and count(block) >= _LEAST_REPEATED:
+                left_out += run
+                holders.append(frozenset(self._lines[place][1] for place in places))
             else:
-                kept += [*_note_left_out(left_out), *empty, *lines]
-                left_out = 0
-            empty = []
-        return "\n".join((*kept, *_note_left_out(left_out), *empty)), tuple(holders)
+                kept += [_note_left_out(left_out), run]
+                left_out = ""
+        return "".join((*kept, _note_left_out(left_out))), tuple(holders)
 
-    def _list_runs(self, lines: Iterable[str]) -> Iterator[tuple[list[str], list[int]]]:
-        """Yield runs of lines, and the places of their last lines where the run stands in a turn; else none.
-
-        Empty lines within a run belong to it, those behind it do not.
-        """
-        run, empty, at = list[str](), list[str](), list[int]()
-        for line in lines:
+    def _list_runs(self, text: str) -> Iterator[tuple[str, list[int]]]:
+        """Yield runs of lines, and the places of their last lines where the run stands in a turn; else none."""
+        run, at = "", list[int]()
+        for line in _LINE_START.split(text):
             bare = line.rstrip()
-            if not bare:
-                empty.append(line)
-                continue
-            going_on = [place + 1 for place in at if self._lines[place + 1] == bare]
-            if going_on:
-                run += [*empty, line]
-            else:
+            going_on = [place + 1 for place in at if self._lines[place + 1][0] == bare]
+            if not going_on:
                 yield run, at
-                yield empty, []
-                run = [line]
+                run = ""
+            run += line
             at = going_on or [*self._places.get(bare, ())]
-            empty = []
         yield run, at
-        yield empty, []
 
 
-def _note_left_out(lines: int) -> Iterator[str]:
-    if lines:
-        yield f"[… {lines} lines left out: they stand word for word in a newer message of the user …]"
+def _note_left_out(text: str) -> str:
+    """Return the note in the place of a text, with the empty lines behind it; empty for none."""
+    if not text:
+        return ""
+    bare = text.rstrip()
+    lines = bare.count("\n") + 1
+    note = f"[… {lines} lines left out: they stand word for word in a newer message of the user …]"
+    return f"{note}{text[len(bare) :]}"

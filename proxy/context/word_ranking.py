@@ -21,7 +21,7 @@ _YOUNG = 8_000
 
 # Weights of the features of a word in the logarithm of the odds that it is needed again.
 _USED, _USED_TWICE, _USED_LATELY = 0.5, 0.3, 0.5
-_WRITTEN, _SAME_TURN, _NAME, _OPAQUE, _IMPORTED = 1.2, 1.0, 0.5, -0.8, 0.3
+_WRITTEN, _SAME_TURN, _NAME, _OPAQUE = 1.2, 1.0, 0.5, -0.8
 _UNSEEN = -1.5
 _IN_USED_FAMILY, _SEEN_AGAIN, _AGE = 0.5, 0.3, -0.25
 _LENGTH = 1.0
@@ -41,7 +41,6 @@ class IdentifierIndex(msgspec.Struct, frozen=True, gc=False):
     used: dict[str, int]
     shown: Counter[str]
     written: frozenset[str]
-    imported: frozenset[str]
     families: Counter[str]
     ages: Sequence[int]
     turns: Sequence[int]
@@ -54,7 +53,6 @@ def index_identifiers(index: ConversationIndex) -> IdentifierIndex:
     uses: Counter[str] = Counter()
     shown: Counter[str] = Counter()
     written: set[str] = set()
-    imported: set[str] = set()
     for place, (seen, found) in enumerate(zip(index.messages, index.found, strict=True)):
         spot = dict.fromkeys(found.words, place)
         newest.update(spot)
@@ -64,13 +62,12 @@ def index_identifiers(index: ConversationIndex) -> IdentifierIndex:
             written.update(found.written)
         else:
             shown.update(found.words)
-            imported.update(found.imported)
     families = Counter({family: 0 for family in map(find_namespace, uses) if family})
     for word, times in uses.items():
         if family := find_namespace(word):
             families[family] += times
     return IdentifierIndex(
-        newest, uses, used, shown, frozenset(written), frozenset(imported), families,
+        newest, uses, used, shown, frozenset(written), families,
         _compute_ages(index), [step.turn for step in index.steps for _ in step.places],
     )  # fmt: skip
 
@@ -93,7 +90,6 @@ def score_identifier(identifiers: IdentifierIndex, word: str) -> float:
         z += _USED_LATELY if identifiers.ages[identifiers.used[word]] < _NEAR else 0.0
     z += _WRITTEN if word in identifiers.written else 0.0
     z += _SAME_TURN if identifiers.turns[place] == identifiers.turns[-1] else 0.0
-    z += _IMPORTED if word in identifiers.imported else 0.0
     times = identifiers.shown[word]
     z += _SEEN_AGAIN * log(times) if times else _UNSEEN
     family = find_namespace(word)

@@ -114,12 +114,15 @@ async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool
 def _is_comparable(settings: Settings, server: ServerFacts, probe: UpstreamProbe) -> bool:
     """Return whether the running server passes a call that names no model on to an upstream, with the key used here.
 
-    A key for another upstream must not be sent there, and callers of one that asks for keys of its own have others.
+    One that does not respond is not compared: that is told once. A key for another upstream must not be sent there, and
+    callers of one that asks for keys of its own have others.
     """
     policies = settings.upstream_policies()
     first = policies[choose_upstream([each.models for each in policies], "")]
     has_another_key = any(each.name == probe.name and each.has_key for each in server.upstreams) and not first.api_key
-    return first.name == probe.name and not settings.server.require_tenant and not has_another_key
+    return (
+        bool(probe.status) and first.name == probe.name and not settings.server.require_tenant and not has_another_key
+    )
 
 
 def find_key(policy: UpstreamPolicy, environment: Mapping[str, str]) -> dict[str, str]:

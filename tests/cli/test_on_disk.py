@@ -129,8 +129,8 @@ async def test_prices_that_only_the_server_was_given_count_for_commands_too(
             assert spend() == pytest.approx(3 * 1 + 1 * 2)
         assert spend() == pytest.approx(5), "the server has ended, and its log is judged as before"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PALIMPSEST_PRICING", '{"m": {"input": 2000000}}')
-            assert spend() == pytest.approx(3 * 2 + 1 * 2), "what the command is told comes first"
+            patch.setenv("PALIMPSEST_PRICING", '{"m": {"input": 2000000, "output": 3000000}}')
+            assert spend() == pytest.approx(3 * 2 + 1 * 3), "what the command is told comes first"
         with note_address(load_settings(None, {"data": tmp_path}), 1):
             assert spend() is None
 

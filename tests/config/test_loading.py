@@ -60,7 +60,14 @@ def test_a_command_that_reads_goes_by_its_servers_settings_where_it_has_none(tmp
     assert (found.upstreams[0].window, found.providers()["b"].cache, found.mode) == (9_000, "units", "manage")
 
 
-@pytest.mark.parametrize("kept", ["", "[1]", '{"budget": {"no_key": 1}}', "\xff"])
+def test_patterns_of_a_command_are_not_mixed_with_those_of_the_server(tmp_path: Path) -> None:
+    server = load_settings(None, {"pricing": {"*": {"input": 5}}, "models": {"*": {"window": 9000}}})
+    (tmp_path / "settings.json").write_text(server.dump_judging())
+    found = load_report_settings(write("pricing: {gpt-*: {input: 1}}"), tmp_path)
+    assert (list(found.pricing), list(found.models)) == (["gpt-*"], ["*"])
+
+
+@pytest.mark.parametrize("kept", ["", "[1]", "1", '{"budget": {"no_key": 1}}', "\xff"])
 def test_settings_of_a_server_that_cannot_be_read_do_not_count(tmp_path: Path, kept: str) -> None:
     (tmp_path / "settings.json").write_bytes(kept.encode("latin-1"))
     assert load_report_settings(None, tmp_path) == load_settings(None, {"data": tmp_path})

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby, takewhile
 
 import msgspec
@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
+from proxy.context.conversation import BuilderPolicy, CountedMessage, PlanRequest
 from proxy.context.ledger_builder import MAX_RULES_SEARCHED
 from proxy.context.message_features import MessageFeatures, extract_features_without_identifiers
-from proxy.context.user_rules import Rule, list_rules
+from proxy.context.user_rules import Sentence, list_sentences
 from proxy.engine.context.rewriter import list_splices
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from proxy.model.messages import Message
@@ -401,12 +401,12 @@ def weigh_work(turns: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, i
         read["studied"] += len(told.text)
         return extract_features_without_identifiers(told)
 
-    def find_rules_noted(survey: ConversationIndex, places: Collection[int]) -> tuple[Rule, ...]:
-        read["searched"] += sum(len(survey.messages[place].message.text) for place in places)
-        return list_rules(survey, places)
+    def list_sentences_noted(text: str) -> Iterator[Sentence]:
+        read["searched"] += len(text)
+        return list_sentences(text)
 
     monkeypatch.setattr("proxy.context.builder.extract_features_without_identifiers", glance_noted)
-    monkeypatch.setattr("proxy.context.user_rules.list_rules", find_rules_noted)
+    monkeypatch.setattr("proxy.context.user_rules.list_sentences", list_sentences_noted)
     messages = [user("begin")]
     for number in range(turns):
         messages.append(user(ask(number, "ticket", 3, 300, is_repeated=True)))

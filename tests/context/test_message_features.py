@@ -82,12 +82,6 @@ def test_words_of_text_and_of_arguments_are_found() -> None:
     assert extract_features(told).words == ("read_shape", "wire/format.py")
 
 
-def test_what_an_output_imports_is_known_as_such() -> None:
-    found = extract_features(output("12: from proxy.wire import shaping\nread_shape(1)"))
-    assert found.imported == ("proxy.wire",)
-    assert found.words == ("proxy.wire", "read_shape")
-
-
 @pytest.mark.parametrize(
     ("arguments", "written"),
     [

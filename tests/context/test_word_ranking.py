@@ -12,7 +12,7 @@ from proxy.context.word_ranking import (
     order_quotes,
     score_identifier,
 )
-from tests.support.views import RawMessage, act, result, said, tell, user, view
+from tests.support.views import RawMessage, act, said, user, view
 
 
 def index(messages: list[RawMessage]) -> IdentifierIndex:
@@ -64,7 +64,6 @@ def test_a_line_counts_without_number_and_indentation() -> None:
 def test_whatever_way_lines_are_numbered_the_number_is_no_part_of_them(number: str) -> None:
     line = "from proxy.wire import shaping_of_bytes"
     assert list(list_lines(f"{number}{line}")) == [line]
-    assert "shaping_of_bytes" in extract_features(tell(result("1", f"{number}{line}"))).imported
     assert list(list_lines(f"x {number}{line}"[:60])) == [f"x {number}{line}"[:60]]
 
 

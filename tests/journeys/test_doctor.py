@@ -104,6 +104,13 @@ def test_of_several_upstreams_each_is_examined_as_the_server_uses_it(tmp_path: P
     assert not (tmp_path / "admin-token").exists()
 
 
+def test_an_upstream_that_does_not_respond_is_told_once(tmp_path: Path) -> None:
+    with run_proxy(tmp_path, "http://127.0.0.1:9/v1"):
+        code, found, _ = run_doctor(tmp_path)
+    assert (code, found["upstream 127.0.0.1"]["state"]) == (1, "fault")
+    assert not [name for name in found if name.startswith("gateway ")], found
+
+
 def test_a_server_in_bypass_is_a_fault(provider: Provider, tmp_path: Path) -> None:
     with run_proxy(tmp_path, provider.base_url, "--mode", "bypass"):
         code, found, _ = run_doctor(tmp_path, provider.base_url)

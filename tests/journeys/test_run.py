@@ -123,6 +123,7 @@ def test_a_program_with_the_sdk_is_recorded_and_nothing_is_left(provider: Provid
         "index.db.lock",
         "log.db",
         "log.db.lock",
+        "settings.json",
     }
     assert run_command("verify", "--data", str(log)).returncode == 0
     assert b'"calls":1' in run_command("sessions", "--json", "--data", str(log)).stdout

@@ -12,9 +12,9 @@ import msgspec
 from proxy.context.compaction.citations import UserWords, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import CONSTRAINTS, parse_sections, strip_frame
-from proxy.context.conversation import ConversationIndex, read_words
+from proxy.context.conversation import ConversationIndex
 from proxy.context.references import sanitize_text
-from proxy.context.user_rules import list_rules, list_sentences, list_user_places
+from proxy.context.user_rules import PREFERRING, list_rules
 from proxy.model.memory import CLAIMED, MAX_FACTS, UNKNOWN, FactKind, LearnedFact
 
 MAX_RULES = 200
@@ -25,11 +25,6 @@ _CONFIRMED = 1.0
 _SALIENCE: dict[FactKind, float] = {"constraint": 0.9, "preference": 0.8, "decision": 0.6, "fact": UNKNOWN}
 # A claim never comes before what the user said, however important a model, or an output that it read, calls it.
 _MOST_CLAIMED = 0.75
-_PREFERRING = re.compile(
-    r"(?i)\b(?:I|we)(?:['\u2019]d| would)?(?: (?:really|much|strongly|generally|usually|always))?"
-    r" (?:prefer|favou?r|rather)\b|\bmy (?:personal )?preference\b|^\W*(?:please,? )?prefer\b"
-    r"|\b(?:ich|wir) bevorzuge\w*\b|\bje préfère\b|\bprefiero\b|\bprefiro\b|\bpreferisco\b"
-)
 _LINE = re.compile(
     r"[\s\-*+\u2022]{0,6}(?:\d{1,2}[.)]\s*+)?[\[(*_`]{0,4}\s*+(?P<kind>preference|decision|constraint|fact)s?\b"
     r"[\s,:=]{0,4}(?P<salience>-?\d{1,3}(?:\.\d{1,6})?%?|)[^\w\"'\u201c#]{0,6}(?P<text>.*)",
@@ -87,21 +82,12 @@ def list_own_facts(
     index: ConversationIndex, span: MessageRange, nodes: Sequence[bytes], foreign: Collection[int] = ()
 ) -> Iterator[LearnedFact]:
     """Yield the rules and the preferences that the user stated in a span, in order, each with its message."""
-    places = range(span.start, span.stop)
-    found = {(rule.place, rule.text) for rule in list_rules(index, places)}
-    yielded: set[tuple[int, str]] = set()
-    for place in sorted({*list_user_places(index), *index.spoken} - set(foreign)):
-        if place in places:
-            for sentence in list_sentences(read_words(index, place)):
-                said = sentence.said
-                is_preference = len(said) <= _LONGEST and not said.endswith("?") and _PREFERRING.search(said)
-                if (is_preference or (place, said) in found) and (place, said) not in yielded:
-                    yielded.add((place, said))
-                    yield _make_own(said, nodes[place])
+    for rule in list_rules(index, {*range(span.start, span.stop)} - {*foreign}):
+        yield _make_own(rule.text, nodes[rule.place])
 
 
 def _make_own(text: str, node: bytes) -> LearnedFact:
-    kind: FactKind = "preference" if _PREFERRING.search(text) else "constraint"
+    kind: FactKind = "preference" if PREFERRING.search(text) else "constraint"
     return LearnedFact(kind, sanitize_text(text, _LONGEST), (), (node,), _CONFIRMED, _SALIENCE[kind])
 
 

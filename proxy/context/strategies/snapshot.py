@@ -26,7 +26,7 @@ from proxy.context.memory.traces import TraceSource, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
 from proxy.context.user_messages import list_shortened, list_user_forms
-from proxy.context.user_rules import render_unsent_rules
+from proxy.context.user_rules import format_rules, list_unsent_rules
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
 
@@ -140,7 +140,7 @@ def _begin(
     recent = _render_recent(view.messages, place, start)
     shown, gone = "\n\n".join(filter(None, (note, view.memory.text, recent))), set(range(step)) - {*earlier}
     shortened = {at: made.edit.text for at, made in marked.items() if index.messages[at].structure.role == "user"}
-    rules = render_unsent_rules(index, gone, shortened, (shown,), usable=view.budget.usable, count=count)
+    rules = format_rules(list_unsent_rules(index, gone, shortened, (shown,)), view.budget.usable, count)
     text = f"{shown}\n\n{rules}" if rules else shown
     tokens = count(text) + MESSAGE_FRAME + sum(index.steps[i].tokens for i in earlier)
     tokens -= count_saved_tokens(index, marked, count)

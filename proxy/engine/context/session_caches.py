@@ -110,7 +110,7 @@ def _move(span: ByteRange, at: int, by: int) -> ByteRange:
 
 
 class ContextCaches:
-    """Contexts, histories, sent bodies and anonymous epochs, each with a share of `most_bytes`."""
+    """Contexts, histories, sent bodies and anonymous epochs, each with at most `most_bytes`."""
 
     def __init__(
         self, archive: Archive, counter: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
@@ -118,7 +118,8 @@ class ContextCaches:
         self._archive = archive
         self._generation = archive.health.generation
         self.contexts = SessionContexts(archive, most_bytes // 4)
-        self.histories = HistoryCache(counter, most_bytes // 4)
+        # A history that does not fit is read anew with each call: that of 10,000 messages has to.
+        self.histories = HistoryCache(counter, most_bytes)
         self.sent = SentBodies(most_bytes // 2, record_cap)
         self.anonymous_epochs = AnonymousEpochCache(most_bytes // 16)
         self.prompts = PromptSizes()

@@ -215,7 +215,7 @@ def judge_store(store: StoreFacts) -> list[Finding]:
         )
     else:
         part = "all" if store.is_whole else "the newest"
-        what = f"The log is sound: {part} {store.checked} calls that were checked are as they were recorded."
+        what = f"The log is sound: {part} {store.checked} calls that were checked, our own among them, are as recorded."
         advice = "" if store.is_whole else "`palimpsest verify` checks all of a large log."
         found.append(
             Finding(name="records", state="ok", sentence=what, advice=advice, facts={"checked": store.checked})

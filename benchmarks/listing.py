@@ -24,16 +24,16 @@ import msgspec
 from benchmarks.report import render_number, render_table
 from proxy.assembly import measure
 from proxy.config import load_settings
-from proxy.engine.reports.savings_report import load_report
-from proxy.engine.reports.session_reports import SessionReports
-from proxy.engine.reports.session_summary import TitleCache, summarize_sessions
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import Epoch, Kept, Plan, Rung, Written
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
 from proxy.model.log import Record
 from proxy.model.manifest import ChainPiece, Manifest, Slice, chain_slices, compute_root_link, encode_recipe
 from proxy.model.messages import LEDGER_HEAD
+from proxy.read.savings_report import load_report
+from proxy.read.session_reports import SessionReports
+from proxy.read.session_summary import TitleCache, summarize_sessions
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.reader import SqliteReader

@@ -31,12 +31,12 @@ from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.files import mirror_memory
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable, tell_install
 from proxy.model.events import SessionsErased
+from proxy.read.savings import SavingsInputs
+from proxy.read.search import describe_health
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.api.context import ContextApi

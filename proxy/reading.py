@@ -9,11 +9,11 @@ from types import MappingProxyType
 from proxy.config import Settings
 from proxy.config.functions import find_estimator
 from proxy.engine.models import PriceList
-from proxy.engine.reports.diff import Tally
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import SystemClock
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
+from proxy.read.diff import Tally
+from proxy.read.savings import SavingsInputs
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.model_catalog import ModelCatalog

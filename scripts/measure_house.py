@@ -36,6 +36,8 @@ FEATURES = (
     "proxy/engine/memory/*",
     "proxy/engine/recall/*",
     "proxy/engine/turns/*",
+    "proxy/read/dialogue*",
+    "proxy/read/memory*",
     "proxy/retrieval/*",
     "proxy/sdk/*",
     "proxy/server/mcp/*",

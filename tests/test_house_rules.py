@@ -38,7 +38,7 @@ MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
-    "proxy/engine/reports": 17,
+    "proxy/read": 17,
     "proxy/model": 19,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
@@ -73,23 +73,24 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 591_484, 341_451
+MOST_TOKENS, MOST_CORE_TOKENS = 591_360, 342_215
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_643,
-    "proxy/cli": 35_639,
+    "proxy": 9_635,
+    "proxy/cli": 35_581,
     "proxy/config": 6_131,
     "proxy/context": 74_732,
-    "proxy/demo": 6_722,
-    "proxy/doctor": 5_242,
-    "proxy/engine": 218_031,
+    "proxy/demo": 6_718,
+    "proxy/doctor": 5_236,
+    "proxy/engine": 189_281,
     "proxy/model": 14_153,
+    "proxy/read": 28_746,
     "proxy/retrieval": 11_939,
-    "proxy/sdk": 8_687,
-    "proxy/server": 28_835,
+    "proxy/sdk": 8_683,
+    "proxy/server": 28_799,
     "proxy/store": 60_682,
     "proxy/telemetry": 8_634,
     "proxy/transcripts": 9_842,
-    "proxy/trial": 9_097,
+    "proxy/trial": 9_093,
     "proxy/upstream": 14_970,
     "proxy/wire": 61_363,
     "proxy/worker": 7_142,

@@ -22,7 +22,7 @@ from proxy.cli.services import (
 )
 from proxy.cli.terminal import make_plain
 from proxy.config import Settings
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.erasing import SessionErasure
 from proxy.model.errors import BadRequest, ProxyError
 

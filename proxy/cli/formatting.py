@@ -7,8 +7,8 @@ from proxy.cli.terminal import WIDTH as WIDTH
 from proxy.cli.terminal import make_plain as make_plain
 from proxy.cli.terminal import measure
 from proxy.cli.terminal import shorten as shorten
-from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
+from proxy.read.sessions import Fork
 
 MARK, SIDE_MARK = "●", "○"
 

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from proxy.engine.memory.path import MemoryReader
 from proxy.engine.ports import Index
-from proxy.engine.reports.search import SearchLog
 from proxy.model.search import IndexHealth
+from proxy.read.search import SearchLog
 
 
 class Log(SearchLog, MemoryReader, Protocol):

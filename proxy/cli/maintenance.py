@@ -16,10 +16,10 @@ from proxy.config import ConfigError, Settings, find_memory_folder, load_setting
 from proxy.config.reference import make_schema, render_example
 from proxy.engine.memory.files import load_files
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.export import Form, open_export
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
+from proxy.read.export import Form, open_export
 from proxy.store.memory_files import write_memory
 from proxy.wire.headers import read_encoding
 

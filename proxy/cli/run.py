@@ -42,10 +42,10 @@ from proxy.cli.services import ConfigOption, DataOption, Services
 from proxy.cli.views.costs import format_net
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.lookup import list_matching, read_pages
-from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, remember_cards
+from proxy.engine.recorded.lookup import list_matching, read_pages
 from proxy.model.epoch import Epoch
 from proxy.model.errors import ProxyError
+from proxy.read.savings import SavingEstimate, SavingsInputs, remember_cards
 
 _NOT_FOUND = 127  # as a shell says it
 _SIGNALLED = 128

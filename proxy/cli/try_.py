@@ -10,7 +10,7 @@ from proxy.cli.formatting import format_count, format_table, make_plain, shorten
 from proxy.cli.services import ConfigOption, JsonOption, Services
 from proxy.config import load_settings
 from proxy.context.pricing import Cost
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.trial.estimate import SessionEstimate, Trial, compute_share, describe_trial, sum_costs
 from proxy.trial.page import write_page
 from proxy.trial.words import format_amount, format_share, format_short, list_remarks, tell_trial

@@ -28,11 +28,11 @@ from proxy.context.pricing import format_money
 from proxy.demo.story import ScriptedTurn, list_turns, make_tools, write_system
 from proxy.demo.upstream import MODEL, DemoUpstream, Meter, serve_upstream
 from proxy.demo.workspace import Workspace
-from proxy.engine.reports.cache import CacheReport, load_cache
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.epoch import Edit, Epoch, Replaced, Summary
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.exchange import Usage
+from proxy.read.cache import CacheReport, load_cache
+from proxy.read.savings import SavingsInputs
 from proxy.running import ask_server, find_link
 from proxy.upstream.tokenizer import CountingTokenizer
 

@@ -41,10 +41,10 @@ from proxy.engine.doctor.rehearsal import (
     judge_rehearsal,
 )
 from proxy.engine.policy import choose_upstream
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import LimitKey
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Usage
+from proxy.read.savings import SavingsInputs
 from proxy.running import find_server, read_admin_token
 from proxy.upstream.origin import make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import NO_PROXY, UpstreamPolicy

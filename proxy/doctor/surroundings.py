@@ -42,11 +42,11 @@ from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
 from proxy.engine.policy import choose_upstream
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.window import load_window
 from proxy.engine.request import UNREADABLE
 from proxy.model.errors import ProxyError
 from proxy.model.log import ExchangeRow, SessionRow
+from proxy.read.savings import SavingsInputs
+from proxy.read.window import load_window
 from proxy.reading import build_tally
 from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
 from proxy.store.erasing.eraser import measure_used

@@ -7,8 +7,8 @@ from proxy.assembly import Engine
 from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryResult
-from proxy.engine.memory.reports import DEFAULT_LIMIT, BundleDocument, MemoryReport, load_bundle, load_report
 from proxy.model.memory import ItemType
+from proxy.read.memory import DEFAULT_LIMIT, BundleDocument, MemoryReport, load_bundle, load_report
 
 
 class MemoryOfSession:

@@ -15,7 +15,6 @@ from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.compaction.manual import NothingToCompact
 from proxy.engine.memory.messages import MessageDocument, load_message, load_messages
 from proxy.engine.memory.path import load_path
-from proxy.engine.reports.context import load_page, make_compaction_result
 from proxy.engine.runtime import SystemIds
 from proxy.engine.turns.answers import OnPart
 from proxy.engine.turns.context import ContextWire, build_context
@@ -35,6 +34,7 @@ from proxy.model.results import (
     TurnFigures,
     TurnResult,
 )
+from proxy.read.context import load_page, make_compaction_result
 from proxy.sdk.engines import ENGINES, SharedEngine
 from proxy.sdk.errors import (
     DuplicateIDError,

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import BadRequest, ProxyError, TooLarge
 from proxy.server.errors import render_body, render_error
 

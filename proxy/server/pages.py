@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from proxy import __version__
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import NotFound, ProxyError
 from proxy.server.access import START_PAGE, make_cookie
 from proxy.server.endpoints import ANY, Endpoint, Operation

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from proxy.context.pricing import Cost
-from proxy.engine.reports.timeline import explain_reason
+from proxy.read.timeline import explain_reason
 from proxy.trial.estimate import SessionEstimate, Trial, compute_share, sum_costs
 from proxy.trial.words import (
     format_amount,

@@ -16,11 +16,11 @@ import msgspec
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
 from proxy.engine.models import PriceList
-from proxy.engine.reports.titles import find_title
 from proxy.engine.turns.calls import LocalClient
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.exchange import ClientRequest
 from proxy.model.log import Bill, ExchangeRow
+from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
 from proxy.trial.requests import PATHS, Requests, make_response

@@ -11,11 +11,11 @@ from proxy.cli.services import Services
 from proxy.config import Settings
 from proxy.engine.doctor.findings import conclude
 from proxy.engine.models import PriceList
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
 from proxy.model.erasing import SessionErasure
 from proxy.model.errors import NotFound
 from proxy.model.search import IndexHealth
+from proxy.read.savings import SavingsInputs
 from proxy.reading import measure
 from proxy.trial.estimate import Trial
 from tests.support.fake_log import FakeLog

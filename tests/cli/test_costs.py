@@ -14,14 +14,14 @@ from proxy.cli.views.costs import format_cache, format_net, format_savings, form
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS
-from proxy.engine.reports.cache import CacheReport, MissTotal
-from proxy.engine.reports.savings import Arm, SavingEstimate
-from proxy.engine.reports.savings_report import LosingSession, PartSaving, SavingsReport, SavingsTotal
-from proxy.engine.reports.session_summary import Saving
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
 from proxy.model.figures import Tally
 from proxy.model.log import Bill, Selection, SessionRow
+from proxy.read.cache import CacheReport, MissTotal
+from proxy.read.savings import Arm, SavingEstimate
+from proxy.read.savings_report import LosingSession, PartSaving, SavingsReport, SavingsTotal
+from proxy.read.session_summary import Saving
 from tests.cli.commands import call, call_without_log
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use
 from tests.support.figures import tally_bills

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
 from proxy.cli.views.epochs import format_epochs
-from proxy.engine.reports.timeline import EpochAmount, EpochSummary, PaidBack
 from proxy.model.epoch import Epoch, Original
+from proxy.read.timeline import EpochAmount, EpochSummary, PaidBack
 from tests.cli.commands import call
 from tests.support.fake_log import EXCHANGE, FakeLog
 

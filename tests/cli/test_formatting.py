@@ -17,9 +17,9 @@ from proxy.cli.formatting import (
     shorten,
 )
 from proxy.cli.views.reports import format_difference
-from proxy.engine.reports.diff import Change, Difference, Side
-from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import EpochReason, Plan, Rung
+from proxy.read.diff import Change, Difference, Side
+from proxy.read.sessions import Fork
 from tests.support.fake_log import EXCHANGE, ROUND, SESSION, branch
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.cli.terminal import UNKNOWN, Screen
 from proxy.cli.views.sessions import format_sessions, sum_saving, tell_saving
-from proxy.engine.reports.session_summary import (
+from proxy.read.session_summary import (
     Amount,
     AuxiliaryTotal,
     Saving,

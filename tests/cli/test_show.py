@@ -14,13 +14,13 @@ from proxy.cli.views.show import format_exchange, format_session
 from proxy.context.budget import BudgetPolicy
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
-from proxy.engine.reports.cache import CacheReport, MissTotal
-from proxy.engine.reports.diff import Difference
-from proxy.engine.reports.session_summary import AuxiliaryTotal
-from proxy.engine.reports.sessions import Overview, load_overview
-from proxy.engine.reports.timeline import Loop
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
+from proxy.read.cache import CacheReport, MissTotal
+from proxy.read.diff import Difference
+from proxy.read.session_summary import AuxiliaryTotal
+from proxy.read.sessions import Overview, load_overview
+from proxy.read.timeline import Loop
 from tests.cli.commands import call
 from tests.cli.test_sessions import SUMMARY
 from tests.support.fake_log import (

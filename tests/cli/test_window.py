@@ -7,7 +7,7 @@ from msgspec import structs
 
 from proxy.cli.terminal import Screen
 from proxy.cli.views.window import format_window
-from proxy.engine.reports.window import NextEpoch, Window, WindowPart
+from proxy.read.window import NextEpoch, Window, WindowPart
 from tests.cli.commands import call
 from tests.support.fake_log import TREE, FakeLog, tree_log
 

@@ -13,12 +13,12 @@ from proxy.context.budget import BudgetPolicy
 from proxy.engine.context.accounting import CacheWatch
 from proxy.engine.models import PriceList
 from proxy.engine.policy import Provider
-from proxy.engine.reports.cache import CacheReport, explain_miss, load_cache
-from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimate
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.epoch import Plan
 from proxy.model.events import CacheUsed
 from proxy.model.exchange import Outcome
+from proxy.read.cache import CacheReport, explain_miss, load_cache
+from proxy.read.savings import SavingEstimate, SavingsInputs, load_estimate
 from tests.support.engine import FixedClock
 from tests.support.managed import ManagedEngine, answer
 from tests.support.managing import Message, make_history

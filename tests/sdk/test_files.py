@@ -10,10 +10,10 @@ import pytest
 from proxy.assembly import Engine
 from proxy.engine.recall.entries import EntryFinder
 from proxy.engine.recall.scope import Relatives, Scope
-from proxy.engine.reports.context import load_page
 from proxy.model.errors import Erased, NotFound, TooLarge
 from proxy.model.parts import FileRefPart, TextPart, ToolPart
 from proxy.model.results import FileHandleResult
+from proxy.read.context import load_page
 from proxy.sdk.engines import ENGINES
 from proxy.sdk.errors import SessionClosedError
 from proxy.sdk.files import MOST_BYTES, LargeFileHandler

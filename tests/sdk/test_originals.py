@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.memory.reports import SendableDocument, load_sendable
 from proxy.engine.models import PriceList
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.errors import UpstreamRefused
 from proxy.model.parts import TextPart, ToolPart
 from proxy.model.results import CompactionResult, TurnResult
+from proxy.read.memory import SendableDocument, load_sendable
+from proxy.read.savings import SavingsInputs
 from proxy.sdk.engines import ENGINES
 from proxy.sdk.errors import MessageNotFoundError, PartNotFoundError
 from proxy.sdk.files import LargeFileHandler

@@ -11,12 +11,12 @@ from proxy.config import Settings
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS
-from proxy.engine.reports.cache import CacheCall
 from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
 from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, Call, ExchangeRow, LogFault, RoundRow, Selection, SessionRow, Verification
+from proxy.read.cache import CacheCall
 from tests.support.unmanaged import UnmanagedLog
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'

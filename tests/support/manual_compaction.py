@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.engine.compaction.job import ManualOptions, SentRequest
-from proxy.engine.compaction.manual import ManualCompaction
+from proxy.engine.compaction.manual import Compaction, ManualCompaction
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive
-from proxy.engine.reports.context import Compaction
 from proxy.engine.request_resolver import Route
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history

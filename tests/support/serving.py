@@ -31,12 +31,12 @@ from proxy.engine.models import PriceList
 from proxy.engine.policy import DoomLoopSettings, EnginePolicy, OperatorPolicy
 from proxy.engine.recall.rounds import build_offers
 from proxy.engine.relay import Relay
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
+from proxy.read.savings import SavingsInputs
 from proxy.server.access import FindTenant
 from proxy.server.api.context import ContextApi
 from proxy.server.api.doctor import DoctorApi

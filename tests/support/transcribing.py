@@ -1,6 +1,6 @@
 """What a transcript says of its session."""
 
-from proxy.engine.reports.titles import find_title
+from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript
 from proxy.wire import FORMATS
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from proxy.cli.terminal import Screen, make_plain, paint
-from proxy.engine.memory.dialogue import load_call
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.conversation import find_format
+from proxy.engine.recorded.conversation import find_format
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import Message
+from proxy.read.dialogue import load_call
 
 _MOST_LINES, _MOST_CHARACTERS = 40, 4000
 _INDENT = "    "

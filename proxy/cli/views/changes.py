@@ -41,7 +41,7 @@ from proxy.cli.terminal import (
 )
 from proxy.cli.views.naming import find_for_server
 from proxy.config import Settings
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Usage
 

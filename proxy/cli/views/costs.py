@@ -32,13 +32,13 @@ from proxy.cli.views.sessions import ID_DIGITS, tell_saving
 from proxy.config import Settings
 from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS, LogReader
-from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
-from proxy.engine.reports.savings import Arm, SavingEstimate, load_estimate
-from proxy.engine.reports.savings_report import PartSaving, SavingsReport, SavingsTotal, load_report
-from proxy.engine.reports.session_summary import Saving, load_saving
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import ProxyError
 from proxy.model.log import ExchangeRow, Selection
+from proxy.read.cache import CacheReport, describe_cache, explain_miss, load_cache
+from proxy.read.savings import Arm, SavingEstimate, load_estimate
+from proxy.read.savings_report import PartSaving, SavingsReport, SavingsTotal, load_report
+from proxy.read.session_summary import Saving, load_saving
 
 _STATUS_CALLS = 50
 _LONGEST_STATUS = 80

@@ -24,9 +24,9 @@ from proxy.cli.terminal import (
 from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.sessions import write_json
-from proxy.engine.reports.timeline import EpochSummary, load_epochs
+from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import read_view
+from proxy.read.timeline import EpochSummary, load_epochs
 
 _COLUMNS = (
     Column("EPOCH", is_number=True),

@@ -30,7 +30,11 @@ from proxy.config import Settings
 from proxy.context.conversation import SnapshotPolicy
 from proxy.context.memory.bundle import render_turns
 from proxy.engine.memory.path import MemoryReader
-from proxy.engine.memory.reports import (
+from proxy.engine.recorded.documents import write_json
+from proxy.model.errors import ProxyError
+from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
+from proxy.read.export import render_messages
+from proxy.read.memory import (
     DEFAULT_LIMIT,
     MemoryReport,
     SnapshotDocument,
@@ -39,10 +43,6 @@ from proxy.engine.memory.reports import (
     load_report,
     load_tools,
 )
-from proxy.engine.reports.export import render_messages
-from proxy.engine.reports.sessions import write_json
-from proxy.model.errors import ProxyError
-from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
 from proxy.wire import FORMATS
 from proxy.wire.json_values import list_elements
 

@@ -11,11 +11,10 @@ from proxy.cli.services import Services
 from proxy.cli.terminal import make_plain
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.lookup import find_session, list_matching
-from proxy.engine.reports.session_summary import name_sender
-from proxy.engine.reports.titles import name_client
+from proxy.engine.recorded.lookup import find_session, list_matching
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import SessionRow
+from proxy.read.session_summary import name_client, name_sender
 
 if TYPE_CHECKING:
     from proxy.cli.logs import Log

@@ -16,12 +16,12 @@ from proxy.cli.formatting import (
 )
 from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.views.naming import read_session
-from proxy.engine.reports.context import SummaryStatus, describe_summaries, load_summaries, order_nodes
-from proxy.engine.reports.diff import Change, Difference, Side, describe_difference, load_difference
-from proxy.engine.reports.export import load_handoff, write_handoff
-from proxy.engine.reports.search import load_found_page
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import Summary
+from proxy.read.context import SummaryStatus, describe_summaries, load_summaries, order_nodes
+from proxy.read.diff import Change, Difference, Side, describe_difference, load_difference
+from proxy.read.export import load_handoff, write_handoff
+from proxy.read.search import load_found_page
 
 _MAX_SHOWN = 12  # messages of a change; the JSON form has all
 _SUMMARY_HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL")

@@ -16,7 +16,10 @@ from proxy.cli.terminal import format_local
 from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
 from proxy.engine.recall.visibility import VisibilityReader
-from proxy.engine.reports.search import (
+from proxy.engine.recorded.documents import write_json
+from proxy.model.errors import StoreUnavailable
+from proxy.model.search import Hit, IndexHealth, SearchAnswer, Visibility
+from proxy.read.search import (
     DEFAULT_LIMIT,
     KINDS,
     MOST_HITS,
@@ -27,9 +30,6 @@ from proxy.engine.reports.search import (
     describe_health,
     search_log,
 )
-from proxy.engine.reports.sessions import write_json
-from proxy.model.errors import StoreUnavailable
-from proxy.model.search import Hit, IndexHealth, SearchAnswer, Visibility
 
 _ID_DIGITS = 12
 _OK = 200

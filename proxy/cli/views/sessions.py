@@ -26,10 +26,10 @@ from proxy.cli.terminal import (
 )
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.lookup import list_matching
-from proxy.engine.reports.session_summary import Amount, Saving, SessionSummary, summarize_sessions
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
+from proxy.engine.recorded.lookup import list_matching
 from proxy.model.log import Selection
+from proxy.read.session_summary import Amount, Saving, SessionSummary, summarize_sessions
 
 ID_DIGITS = 8
 """Digits of a session's id that are shown where it is a column: a prefix of an id will do wherever one is asked for."""

@@ -33,17 +33,18 @@ from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, load_cache
-from proxy.engine.reports.calls import describe_whole, list_calls
-from proxy.engine.reports.lookup import Part, find_exchange, load_part, read_pages
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.session_reports import load_loops
-from proxy.engine.reports.session_summary import SessionSummary, summarize_sessions
-from proxy.engine.reports.sessions import BranchWords, Overview, describe_overview, load_overview, write_json
-from proxy.engine.reports.timeline import Loop
+from proxy.engine.recorded.documents import write_json
+from proxy.engine.recorded.lookup import Part, find_exchange, load_part, read_pages
 from proxy.model.epoch import Epoch, Plan, Strategy, read_view
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow
+from proxy.read.cache import CacheCall, CacheReport, explain_miss, load_cache
+from proxy.read.calls import describe_whole, list_calls
+from proxy.read.savings import SavingsInputs
+from proxy.read.session_reports import load_loops
+from proxy.read.session_summary import SessionSummary, summarize_sessions
+from proxy.read.sessions import BranchWords, Overview, describe_overview, load_overview
+from proxy.read.timeline import Loop
 
 EPOCH, MISS, ERROR, LOOP, RETRY = "▲", "⚡", "✕", "∞", "↻"
 

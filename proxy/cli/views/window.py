@@ -21,8 +21,8 @@ from proxy.cli.terminal import (
 from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.sessions import write_json
-from proxy.engine.reports.window import Window, load_window
+from proxy.engine.recorded.documents import write_json
+from proxy.read.window import Window, load_window
 
 _SENT, _HELD, _FREE = "█", "▒", "·"
 _BAR = 24

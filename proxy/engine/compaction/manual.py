@@ -6,6 +6,7 @@ Summary and epoch are in the log before they are used.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,12 +21,11 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.options import read_ceiling, read_strategy
 from proxy.engine.ports import Archive, Clock, Ids
-from proxy.engine.reports.context import Compaction
-from proxy.engine.reports.conversation import find_format, load_chain
-from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
+from proxy.engine.recorded.conversation import find_format, load_chain
+from proxy.engine.recorded.lookup import pick_branch, read_back, read_branch_back
 from proxy.engine.request import ManagedRequest
 from proxy.engine.request_resolver import Route, read_clearing, read_output_limit
-from proxy.model.epoch import Epoch, Strategy
+from proxy.model.epoch import Epoch, Strategy, Summary
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
@@ -51,6 +51,23 @@ class NothingToCompact(Conflict):
     def __init__(self, text: str, tokens: int) -> None:
         super().__init__(text)
         self.tokens = tokens
+
+
+class Compaction(NamedTuple):
+    """The result of a manual compaction: the epoch that was opened, if any, and the summaries that were made.
+
+    `tokens` are those of the newest request without the epoch, as its model counts. `calls` are the exchanges in which
+    models were asked, `cost` is in tokens of uncached input, `reason` says why the result is no better than it is.
+    """
+
+    session: str
+    epoch: Epoch | None
+    summaries: tuple[Summary, ...]
+    tokens: int
+    ms: int
+    calls: tuple[str, ...]
+    cost: float
+    reason: str
 
 
 @dataclass(kw_only=True, eq=False)

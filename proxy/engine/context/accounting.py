@@ -444,7 +444,7 @@ class _UnansweredPrompt(msgspec.Struct, gc=False):
 class CacheWatch:
     """Follows the prompts of each session, and publishes what responses say of the cache (`CacheUsed`).
 
-    The log says the same later (`engine/reports/cache`). Here it is said from memory, for the metrics: of a session
+    The log says the same later (`read/cache`). Here it is said from memory, for the metrics: of a session
     that memory does not have, the first call counts as its first.
     """
 

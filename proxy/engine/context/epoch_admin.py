@@ -4,18 +4,19 @@ What cannot be done raises an error. What is done is in the log before it takes 
 """
 
 from collections.abc import Collection
+from typing import Literal, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
-from proxy.context.pricing import estimate_size, quote_revert
+from proxy.context.pricing import RevertPrice, estimate_size, quote_revert
 from proxy.engine.context.client_orders import find_pin_objection
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Ids
-from proxy.engine.reports.context import Pinned, Reversion, RevertDocument
-from proxy.engine.reports.conversation import MessageList, load_history
-from proxy.engine.reports.lookup import read_back
+from proxy.engine.recorded.conversation import MessageList, load_history
+from proxy.engine.recorded.lookup import read_back
 from proxy.engine.runtime import EngineBus
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin, Plan, read_view
@@ -23,6 +24,33 @@ from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
 from proxy.model.lineage import compute_chain_root
 from proxy.model.log import BranchRow, ExchangeRow, Record
+
+
+class RevertDocument(msgspec.Struct, frozen=True):
+    """What a change costs: `once`, with the next call that it applies to, and with `each` later one."""
+
+    once: float
+    each: float
+    unit: Literal["tokens of uncached input"] = "tokens of uncached input"
+
+
+class Reversion(NamedTuple):
+    """A revert: the epoch that applies from then on, what it costs, and the tokens that are sent `now`, without it."""
+
+    epoch: Epoch
+    quote: RevertPrice
+    now: int
+
+
+class Pinned(NamedTuple):
+    """A pinned message: its node, and where it was found. Where no branch has it, there is no exchange and no bytes."""
+
+    node: bytes
+    exchange: ExchangeRow | None = None
+    place: int = 0
+    raw: bytes = b""
+    tokens: int = 0
+    price: RevertDocument | None = None
 
 
 class EpochAdmin:

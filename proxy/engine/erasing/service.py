@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.lookup import find_session
+from proxy.engine.recorded.lookup import find_session
 from proxy.engine.runtime import EngineBus
 from proxy.model.erasing import Cause, ErasableSession, SessionErasure
 from proxy.model.errors import Conflict

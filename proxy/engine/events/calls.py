@@ -92,7 +92,7 @@ class CallUnderWay:
         return sum((self.prices.price(outcome.upstream, outcome.model, usage) for usage in known), start=Cost())
 
     def _sum_saved(self, outcome: ExchangeRecorded) -> Cost | None:
-        """Return what managing saved, as `engine/reports/savings` finds it; None if unknown."""
+        """Return what managing saved, as `read/savings` finds it; None if unknown."""
         if outcome.kind == "recorded":
             return None
         card = self.prices.find_card(outcome.upstream, outcome.model)

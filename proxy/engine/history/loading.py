@@ -5,8 +5,8 @@ from typing import Protocol
 from proxy.engine.history.answers import load_held_answer
 from proxy.engine.history.path import HeldPath, TailMessage, begin_body, list_waiting
 from proxy.engine.ports import HeldCalls, LogReader
-from proxy.engine.reports.conversation import list_raws, load_chain
-from proxy.engine.reports.lookup import read_back
+from proxy.engine.recorded.conversation import list_raws, load_chain
+from proxy.engine.recorded.lookup import read_back
 from proxy.model.epoch import StoredContext
 from proxy.model.exchange import CONVERSATION
 from proxy.model.log import ArchiveHealth, ExchangeRow, HeldRow

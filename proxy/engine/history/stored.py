@@ -16,7 +16,7 @@ from proxy.engine.history.path import begin_body, list_members
 from proxy.engine.lineage.identity import parse_json_string
 from proxy.engine.lineage.tracker import RECALL_SECONDS, LineageTracker
 from proxy.engine.ports import Clock, LogReader
-from proxy.engine.reports.conversation import list_raws
+from proxy.engine.recorded.conversation import list_raws
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import CONVERSATION, ClientRequest, Mode, SessionKey

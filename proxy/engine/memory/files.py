@@ -16,8 +16,8 @@ from proxy.context.memory.facts import format_episode, is_on_path, list_items
 from proxy.context.memory.traces import list_covered
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.path import MemoryReader, load_path
-from proxy.engine.reports.lookup import find_session
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
+from proxy.engine.recorded.lookup import find_session
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.errors import NotFound
 from proxy.model.events import ExchangeRecorded

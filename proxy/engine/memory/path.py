@@ -11,8 +11,8 @@ from proxy.context.memory.traces import TraceSource, Turn, list_traces, list_tur
 from proxy.engine.history.answers import is_answered
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.conversation import find_format, list_raws, load_chain
-from proxy.engine.reports.lookup import find_newest_call, pick_branch, read_back, read_branch_back, read_pages
+from proxy.engine.recorded.conversation import find_format, list_raws, load_chain
+from proxy.engine.recorded.lookup import find_newest_call, pick_branch, read_back, read_branch_back, read_pages
 from proxy.engine.response_reader import read_received
 from proxy.model.errors import Erased, NotFound
 from proxy.model.exchange import CONVERSATION, Usage

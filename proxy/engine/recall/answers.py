@@ -11,7 +11,7 @@ from proxy.context.references import sanitize_lines, sanitize_original, sanitize
 from proxy.engine.recall.history import AnsweredCall, History
 from proxy.engine.recall.tool import RecallCall
 from proxy.engine.recall.versions import FileVersions, Version, find_versions, list_changes_after, list_paths
-from proxy.engine.reports.context import cut_page
+from proxy.engine.recorded.conversation import cut_page
 from proxy.model.search import EntryKind, Hit, SearchAnswer
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400

@@ -20,8 +20,8 @@ from proxy.engine.recall.scope import (
     load_row,
 )
 from proxy.engine.recall.versions import list_paths
-from proxy.engine.reports.context import OriginalText, load_original_text
-from proxy.engine.reports.lookup import read_back
+from proxy.engine.recorded.conversation import OriginalText, load_original_text
+from proxy.engine.recorded.lookup import read_back
 from proxy.model.epoch import OUTSIDE
 from proxy.model.errors import Erased, NotFound
 from proxy.model.messages import Message

@@ -8,9 +8,8 @@ import msgspec
 from proxy.engine.ports import LogReader
 from proxy.engine.recall.history import History, read_form
 from proxy.engine.recall.policy import RecallScope
-from proxy.engine.reports.context import OriginalText
-from proxy.engine.reports.conversation import load_history
-from proxy.engine.reports.lookup import read_back
+from proxy.engine.recorded.conversation import OriginalText, load_history
+from proxy.engine.recorded.lookup import read_back
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced
 from proxy.model.errors import NotFound

@@ -10,8 +10,8 @@ import msgspec
 
 from proxy.engine.ports import Index, LogReader
 from proxy.engine.recall.scope import find_in_view
-from proxy.engine.reports.conversation import load_history
-from proxy.engine.reports.lookup import find_newest_call, load_sent_epoch
+from proxy.engine.recorded.conversation import load_history
+from proxy.engine.recorded.lookup import find_newest_call, load_sent_epoch
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.errors import NotFound
 from proxy.model.lru import LruCache

@@ -9,7 +9,7 @@ from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.preview import foresee_request
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
-from proxy.engine.reports.conversation import list_raws, split_whole
+from proxy.engine.recorded.conversation import list_raws, split_whole
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.errors import BadRequest, StoreUnavailable
 from proxy.model.exchange import SessionKey

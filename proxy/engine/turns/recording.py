@@ -22,8 +22,8 @@ from proxy.engine.history.held import read_key
 from proxy.engine.models import Models
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.recall.scope import is_conversation
-from proxy.engine.reports.conversation import list_raws, split_whole
-from proxy.engine.reports.lookup import read_back
+from proxy.engine.recorded.conversation import list_raws, split_whole
+from proxy.engine.recorded.lookup import read_back
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import write_answer, write_messages

@@ -13,11 +13,17 @@ from starlette.routing import Route
 
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.compaction.manual import ManualCompaction
-from proxy.engine.compaction.preview import EpochPreview, PreviewKind, preview_epoch
+from proxy.engine.compaction.preview import PreviewKind
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import (
+from proxy.engine.recorded.conversation import find_end
+from proxy.engine.recorded.documents import Listing, cut_listing
+from proxy.engine.recorded.lookup import find_exchange, find_session, pick_branch
+from proxy.model.epoch import SummaryLevel
+from proxy.model.errors import BadRequest
+from proxy.model.log import ExchangeRow
+from proxy.read.context import (
     CompactionDocument,
     PinDocument,
     ReversionDocument,
@@ -31,14 +37,9 @@ from proxy.engine.reports.context import (
     load_summaries,
     load_summary,
 )
-from proxy.engine.reports.conversation import find_end
-from proxy.engine.reports.diff import DifferenceDocument, Tally, describe_difference, load_difference
-from proxy.engine.reports.export import load_handoff, write_handoff
-from proxy.engine.reports.listing import Listing, cut_listing
-from proxy.engine.reports.lookup import find_exchange, find_session, pick_branch
-from proxy.model.epoch import SummaryLevel
-from proxy.model.errors import BadRequest
-from proxy.model.log import ExchangeRow
+from proxy.read.diff import DifferenceDocument, Tally, describe_difference, load_difference
+from proxy.read.export import load_handoff, write_handoff
+from proxy.read.preview import EpochPreview, preview_epoch
 from proxy.server.api.parameters import Branch, BranchQuery, ListingQuery, Number, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, Endpoint, Media
 

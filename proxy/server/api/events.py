@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.engine.events.stream import EventReader, EventStream, Wanted
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.lookup import find_session, list_matching
+from proxy.engine.recorded.lookup import find_session, list_matching
 from proxy.model.errors import BadRequest, NotFound
 from proxy.model.log import Selection
 from proxy.model.stream_events import EVENT_TYPES

@@ -7,8 +7,8 @@ import msgspec
 from starlette.routing import Route
 
 from proxy import __version__
-from proxy.engine.reports.search import IndexDocument
 from proxy.model.log import ArchiveHealth
+from proxy.read.search import IndexDocument
 from proxy.server.endpoints import Endpoint
 from proxy.server.health import Health
 from proxy.server.pages import Facts

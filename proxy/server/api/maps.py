@@ -18,7 +18,7 @@ from proxy.engine.mapping.agentic_map import AGENT_PROMPT, AgenticMapOrder, Agen
 from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.running import MapRun, MapTotals, OperatorEngine
 from proxy.engine.mapping.sandbox import TaskFailed
-from proxy.engine.reports.sessions import write_json
+from proxy.engine.recorded.documents import write_json
 from proxy.engine.turns.conversation import MOST_TURNS
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.results import AgentMapResult, MapResult

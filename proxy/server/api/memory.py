@@ -14,7 +14,11 @@ from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryCompaction, MemoryResult
 from proxy.engine.memory.memory import SessionMemory
-from proxy.engine.memory.reports import (
+from proxy.engine.recorded.documents import Listing, cut_listing
+from proxy.engine.recorded.lookup import find_session
+from proxy.model.epoch import SummaryLevel
+from proxy.model.memory import ItemType, OrderKind, ToolInteraction
+from proxy.read.memory import (
     DEFAULT_LIMIT,
     BundleDocument,
     MemoryReport,
@@ -26,12 +30,8 @@ from proxy.engine.memory.reports import (
     load_sendable,
     load_tools,
 )
-from proxy.engine.reports.listing import Listing, cut_listing
-from proxy.engine.reports.lookup import find_session
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.window import HeldCache
-from proxy.model.epoch import SummaryLevel
-from proxy.model.memory import ItemType, OrderKind, ToolInteraction
+from proxy.read.savings import SavingsInputs
+from proxy.read.window import HeldCache
 from proxy.server.api.parameters import Branch, Cursor, SessionPath
 from proxy.server.endpoints import Endpoint
 

@@ -8,13 +8,13 @@ import msgspec
 from msgspec import Meta
 from starlette.routing import Route
 
-from proxy.engine.memory.dialogue import AddedDocument, DialogueDocument, Dialogues, load_added
 from proxy.engine.memory.messages import MessageDocument, load_messages
 from proxy.engine.memory.path import MemoryReader, load_path
 from proxy.engine.recall.files import FileDocument, list_files
 from proxy.engine.recall.history import History
-from proxy.engine.reports.listing import Listing, cut_listing, make_cursor, read_cursor
-from proxy.engine.reports.lookup import find_exchange, find_session
+from proxy.engine.recorded.documents import Listing, cut_listing, make_cursor, read_cursor
+from proxy.engine.recorded.lookup import find_exchange, find_session
+from proxy.read.dialogue import AddedDocument, DialogueDocument, Dialogues, load_added
 from proxy.server.api.parameters import Branch, BranchQuery, Limit, ListingQuery, Number, NumberedPath, SessionPath
 from proxy.server.endpoints import Endpoint
 

@@ -15,7 +15,8 @@ from starlette.routing import Route
 
 from proxy.engine.ports import Index
 from proxy.engine.recall.visibility import VisibilityReader
-from proxy.engine.reports.search import (
+from proxy.model.search import IndexHealth
+from proxy.read.search import (
     DEFAULT_LIMIT,
     MOST_HITS,
     MOST_TOKENS,
@@ -28,7 +29,6 @@ from proxy.engine.reports.search import (
     load_found_page,
     search_log,
 )
-from proxy.model.search import IndexHealth
 from proxy.server.access import READER
 from proxy.server.endpoints import GUARDS, Endpoint, Media, read_number
 

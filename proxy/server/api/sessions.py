@@ -15,25 +15,25 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from proxy.engine.ports import ALL_SESSIONS, LogReader
-from proxy.engine.reports.cache import describe_cache
-from proxy.engine.reports.calls import CallDocument, WholeCall, describe_whole, list_calls
-from proxy.engine.reports.context import Document
-from proxy.engine.reports.export import Form, open_export
-from proxy.engine.reports.listing import Listing, cut_listing, make_cursor, read_cursor
-from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.savings_report import SavingsReport, load_report
-from proxy.engine.reports.session_reports import SessionReports
-from proxy.engine.reports.session_summary import (
+from proxy.engine.recorded.documents import Listing, cut_listing, make_cursor, read_cursor
+from proxy.engine.recorded.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
+from proxy.model.events import SessionsErased
+from proxy.read.cache import describe_cache
+from proxy.read.calls import CallDocument, WholeCall, describe_whole, list_calls
+from proxy.read.context import Document
+from proxy.read.export import Form, open_export
+from proxy.read.savings import SavingsInputs
+from proxy.read.savings_report import SavingsReport, load_report
+from proxy.read.session_reports import SessionReports
+from proxy.read.session_summary import (
     SessionStatus,
     SessionSummary,
     TitleCache,
     load_saving,
     summarize_sessions,
 )
-from proxy.engine.reports.sessions import BranchWords, OverviewDocument, describe_overview, load_overview
-from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
-from proxy.model.events import SessionsErased
+from proxy.read.sessions import BranchWords, OverviewDocument, describe_overview, load_overview
+from proxy.read.timeline import MOST_CALLS, EpochSummary, Timeline
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
 from proxy.server.api.turns import TurnsApi

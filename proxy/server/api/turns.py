@@ -7,7 +7,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.routing import Route
 
-from proxy.engine.reports.lookup import find_session
+from proxy.engine.recorded.lookup import find_session
 from proxy.engine.turns.recording import NewSession, TurnRecorder, make_turn
 from proxy.model.results import FinishReason, RecordResult, TokenUsage
 from proxy.server.api.parameters import SessionPath

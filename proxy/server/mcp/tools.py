@@ -17,12 +17,12 @@ from proxy.engine.recall.policy import RecallPolicy
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.scope import RecallLog, Scope, is_conversation, load_row
 from proxy.engine.recall.tool import RecallCall, find_reference
-from proxy.engine.reports.export import load_handoff, write_handoff
-from proxy.engine.reports.lookup import find_exchange, find_session, list_matching, read_back
-from proxy.engine.reports.search import KINDS, ROLES, read_since
+from proxy.engine.recorded.lookup import find_exchange, find_session, list_matching, read_back
 from proxy.model.errors import BadRequest, NotFound, ProxyError
 from proxy.model.log import ExchangeRow, Selection, SessionRow
 from proxy.model.search import EntryKind, SearchQuery
+from proxy.read.export import load_handoff, write_handoff
+from proxy.read.search import KINDS, ROLES, read_since
 
 INSTRUCTIONS = (
     "palimpsest has recorded every conversation of the agents behind it. search finds what was said, done and shown in"

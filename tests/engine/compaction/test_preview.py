@@ -9,12 +9,13 @@ import pytest
 from starlette.routing import Router
 
 from proxy.context.conversation import SnapshotPolicy
-from proxy.engine.compaction.preview import EpochPreview, PreviewKind, preview_epoch
+from proxy.engine.compaction.preview import PreviewKind
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import PriceList
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Headers
+from proxy.read.preview import EpochPreview, preview_epoch
 from proxy.server.api.context import ContextApi
 from tests.support.compacting import WIRES, Workshop, fail
 from tests.support.managing import Message, make_history

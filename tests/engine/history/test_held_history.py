@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.reports.lookup import load_part
+from proxy.engine.recorded.lookup import load_part
 from proxy.model.errors import (
     BadRequest,
     Conflict,

@@ -11,8 +11,8 @@ from proxy.engine.memory.messages import MessageDocument, load_messages
 from proxy.engine.memory.path import load_path
 from proxy.engine.recall.files import list_files
 from proxy.engine.recall.history import History
-from proxy.engine.reports.context import make_compaction_result
 from proxy.model.epoch import Epoch, Kept, Summary, Written
+from proxy.read.context import make_compaction_result
 from tests.support.compacting import WIRES, Workshop
 from tests.support.managing import Message
 from tests.support.remembering import make_memory, report_with_facts, talk

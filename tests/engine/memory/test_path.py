@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from proxy.engine.memory.path import load_path
-from proxy.engine.memory.reports import load_report, load_tools
 from proxy.model.errors import NotFound
+from proxy.read.memory import load_report, load_tools
 from tests.support.compacting import WIRES, Workshop, fail
 from tests.support.managing import Message
 from tests.support.remembering import make_memory, make_turn, talk

@@ -9,8 +9,8 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.models import PriceList
-from proxy.engine.reports.savings import SavingEstimate, SavingsInputs
 from proxy.model.card import Card
+from proxy.read.savings import SavingEstimate, SavingsInputs
 from proxy.store.sqlite.verify import verify_log
 from tests.support.bound_sessions import BoundSession
 from tests.support.message_sessions import MessageSession

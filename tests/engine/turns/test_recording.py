@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import load_settings
-from proxy.engine.memory.reports import SendableDocument, load_sendable
 from proxy.engine.models import PriceList
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.savings_report import load_report
 from proxy.engine.turns.calls import make_call
 from proxy.engine.turns.recording import KeptTurn, NewSession, make_turn
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
 from proxy.model.events import CompactionStarted, EpochOpened, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, SessionKey
 from proxy.model.results import TokenUsage
+from proxy.read.memory import SendableDocument, load_sendable
+from proxy.read.savings import SavingsInputs
+from proxy.read.savings_report import load_report
 from proxy.wire import FORMATS
 from proxy.wire.summary_request import make_target
 from tests.support.compacting import give_report, is_own

@@ -13,18 +13,18 @@ from msgspec.structs import replace
 from proxy.context.budget import BudgetPolicy
 from proxy.context.references import PAGE
 from proxy.engine.compaction.job import ManualOptions
+from proxy.engine.compaction.manual import Compaction
 from proxy.engine.models import PriceList
 from proxy.engine.recall.visibility import VisibilityReader
-from proxy.engine.reports.context import Compaction
-from proxy.engine.reports.conversation import load_history
-from proxy.engine.reports.diff import load_difference
-from proxy.engine.reports.lookup import find_newest_call
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.window import HeldCache, load_window
+from proxy.engine.recorded.conversation import load_history
+from proxy.engine.recorded.lookup import find_newest_call
 from proxy.model.card import Card
 from proxy.model.errors import Conflict, NotFound, ProxyError
 from proxy.model.messages import LEDGER_HEAD, RECALL_TOOL
 from proxy.model.search import Hit
+from proxy.read.diff import load_difference
+from proxy.read.savings import SavingsInputs
+from proxy.read.window import HeldCache, load_window
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
 from tests.support.chat_clients import TOOLS
 from tests.support.fake_log import EXCHANGE, FakeLog

@@ -11,8 +11,8 @@ from starlette.routing import Router
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.models import PriceList
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
+from proxy.read.savings import SavingsInputs
 from proxy.server.api.memory import MemoryApi
 from tests.support.compacting import Workshop
 from tests.support.managing import Message

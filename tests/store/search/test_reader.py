@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from proxy.engine.reports.search import SearchRequest, search_log
 from proxy.model.epoch import SourceNote
 from proxy.model.errors import BadRequest, NotFound
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.search import IndexHealth, SearchQuery
+from proxy.read.search import SearchRequest, search_log
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
 from proxy.store.search.schema import LANES, find_index

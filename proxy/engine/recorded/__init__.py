@@ -1,0 +1,1 @@
+"""The recorded sessions: found by a prefix, read back, with their conversations and originals."""

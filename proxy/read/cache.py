@@ -1,0 +1,279 @@
+"""Why did the provider's cache miss: each call of a session, by what the log has of it."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxy.context.cache_misses import (
+    CacheUse,
+    Precedent,
+    PromptTrail,
+    SentPrompt,
+    explain_use,
+    name_rewriting,
+)
+from proxy.context.pricing import Cost, price_missed, price_saved
+from proxy.context.provider_cache import CacheModel
+from proxy.engine.ports import LogReader
+from proxy.engine.recorded.conversation import read_request, split_whole
+from proxy.engine.recorded.lookup import find_session, read_pages
+from proxy.model.errors import NotFound
+from proxy.model.exchange import MissCause, Usage
+from proxy.model.log import ExchangeRow, RoundRow
+from proxy.read.context import Document
+from proxy.read.savings import SavingsInputs, remember_cards
+from proxy.wire import FORMATS
+from proxy.wire.format import CACHED_PARAMETERS, read_diagnosis
+from proxy.wire.json_values import load_lenient
+
+_SHORTEST_MS = 300_000
+_MOST_PATHS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCall:
+    """A call and what it read of the cache. `cost` is what it missed, `saved` what managing it saved; None if unknown.
+
+    `parameters` are those that the client changed, where that is the cause.
+    """
+
+    n: int
+    exchange: str
+    opened_ms: int
+    upstream: str
+    model: str
+    input: int | None
+    use: CacheUse
+    cost: Cost
+    saved: Cost | None
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class MissTotal:
+    """The calls of one cause, the tokens that they missed, and what that cost."""
+
+    calls: int = 0
+    missed: int = 0
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """The calls of a session whose usage is known, oldest first, and totals by cause, the dearest first."""
+
+    session: str
+    calls: Sequence[CacheCall]
+    totals: Mapping[MissCause, MissTotal]
+
+
+class CacheReader:
+    """Reads the calls of one session, each compared with those before it."""
+
+    def __init__(self, log: LogReader, session: str, inputs: SavingsInputs) -> None:
+        self._log = log
+        self._session = session
+        self._prices = inputs.prices
+        self._trail = PromptTrail()
+        self.parents: dict[bytes, bytes] = {}  # the nodes of the session, as far as it was read
+        self._reasons: dict[str, str] = {}
+        self._sent: dict[str, tuple[ExchangeRow, int]] = {}
+        self._paths: dict[bytes, list[bytes]] = {b"": []}
+
+    async def read(self, after: int = 0, limit: int | None = None) -> AsyncIterator[CacheCall]:
+        """Yield the calls after number `after`, oldest first. Those before were read before."""
+        for node in await self._log.list_nodes(self._session):
+            self.parents.setdefault(node.node, node.parent)
+        self._reasons = {epoch.id: epoch.why for epoch in await self._log.list_epochs(self._session)}
+        async for page in read_pages(self._log, self._session, after, limit):
+            for row in page:
+                answered = [each for each in row.rounds if each.usage is not None and each.usage.input is not None]
+                if row.kind == "managed" and answered:
+                    yield await self._judge(row, answered)
+
+    async def _judge(self, row: ExchangeRow, rounds: Sequence[RoundRow]) -> CacheCall:
+        """Return what the first of a call's answered rounds read; in others a model recalled."""
+        answered = rounds[0]
+        usage, plan = answered.usage or Usage(), answered.plan
+        rewriting = name_rewriting(plan)
+        prompt = SentPrompt(
+            row.id,
+            answered.upstream,
+            row.model,
+            self._list_nodes(row.tip),
+            row.layers,
+            rewriting,
+            self._reasons.get(rewriting, ""),
+            row.opened_ms,
+            row.opened_ms + (answered.timings.first_byte_ms if answered.timings else 0.0),
+            usage,
+        )
+        precedent, card = self._trail.find(prompt), self._prices.find_card(answered.upstream, row.model)
+        cache = await self._find_cache(prompt, precedent)
+        use = explain_use(prompt, precedent, cache)
+        parameters: tuple[str, ...] = ()
+        if use.cause in ("provider", "unrecorded"):
+            told = await self._read_told(row, answered.k)
+            use = explain_use(prompt, precedent, cache, told)
+        elif use.cause == "parameters" and precedent is not None:
+            parameters = await self._name_parameters(row, self._sent[precedent.prompt.exchange][0])
+        self._trail.add(prompt)
+        self._sent[row.id] = row, answered.k
+        return CacheCall(
+            row.n,
+            row.id,
+            row.opened_ms,
+            answered.upstream,
+            row.model,
+            usage.input,
+            use,
+            price_missed(use, usage, card, cache),
+            price_saved([(each.plan, each.usage or Usage()) for each in rounds], card, cache),
+            parameters,
+        )
+
+    def _list_nodes(self, tip: bytes) -> list[bytes]:
+        """Return the nodes from the start of a chain to its tip."""
+        fresh: list[bytes] = []
+        node = tip
+        while node in self.parents and node not in self._paths:
+            fresh.append(node)
+            node = self.parents[node]
+        path = [*self._paths.get(node, ()), *reversed(fresh)]
+        if len(self._paths) > _MOST_PATHS:
+            self._paths = {b"": []}
+        self._paths[tip] = path
+        return path
+
+    async def _find_cache(self, prompt: SentPrompt, precedent: Precedent | None) -> CacheModel:
+        """Return how the cache works for a prompt, and for how long the terms of its precedent keep it.
+
+        They are looked at only after a time for which no terms might keep it. That it was used is seen in the usage.
+        """
+        card = self._prices.find_card(prompt.upstream, prompt.model)
+        cache = self._prices.find_cache(prompt.upstream, card)
+        if cache.kind != "breakpoints" and cache.retention is None:
+            return cache
+        if precedent is None or prompt.sent_ms - precedent.prompt.sent_ms <= _SHORTEST_MS:
+            return cache
+        before, k = self._sent[precedent.prompt.exchange]
+        try:
+            body = read_request(before, await self._log.load_sent(before.id, k))
+            sent = split_whole(body, FORMATS[before.wire].items_key)
+        except NotFound:
+            return cache
+        return self._prices.find_cache(prompt.upstream, card, FORMATS[before.wire].read_terms(sent))
+
+    async def _read_told(self, row: ExchangeRow, k: int) -> MissCause | Literal[""]:
+        """Return the provider's own diagnosis, which is in its response."""
+        (whole,) = await self._log.list_exchanges(self._session, row.n - 1, 1)
+        answers = [load_lenient(each.answer) for each in whole.rounds if each.k == k]
+        return read_diagnosis(answers[0]) if isinstance(answers[0], dict) else ""
+
+    async def _name_parameters(self, row: ExchangeRow, before: ExchangeRow) -> tuple[str, ...]:
+        """Return the members that differ between two requests."""
+        try:
+            bodies = [read_request(each, await self._log.load_request(each.id)) for each in (before, row)]
+        except NotFound:
+            return ()
+        one, other = (split_whole(body, FORMATS[row.wire].items_key) for body in bodies)
+        return tuple(name for name in CACHED_PARAMETERS if one.member(name) != other.member(name))
+
+
+async def load_cache(log: LogReader, prefix: str, inputs: SavingsInputs, n: int | None = None) -> CacheReport:
+    """Load how the calls of the session whose id has this prefix used the cache, or call `n` alone. Raises NotFound."""
+    session = await find_session(log, prefix)
+    calls: list[CacheCall] = []
+    async for call in CacheReader(log, session, remember_cards(inputs)).read():
+        if n in (None, call.n):
+            calls.append(call)
+        if call.n == n:
+            break
+    return sum_causes(session, calls)
+
+
+def sum_causes(session: str, calls: Sequence[CacheCall]) -> CacheReport:
+    """Return the report on these calls, with totals by cause."""
+    totals: dict[MissCause, MissTotal] = {}
+    for call in calls:
+        if call.use.cause:
+            total = totals.setdefault(call.use.cause, MissTotal())
+            total.calls += 1
+            total.missed += call.use.missed
+            total.cost += call.cost
+    ordered = sorted(totals.items(), key=lambda item: -item[1].cost.tokens)
+    return CacheReport(session, calls, dict(ordered))
+
+
+def describe_cache(report: CacheReport) -> Document:
+    """Return the report as a document. Costs are in tokens of uncached input, `money` where the prices are known."""
+    return {
+        "session": report.session,
+        "calls": [_describe_use(call) for call in report.calls],
+        "totals": {
+            cause: {"calls": total.calls, "missed": total.missed} | describe_cost(total.cost)
+            for cause, total in report.totals.items()
+        },
+    }
+
+
+def _describe_use(call: CacheCall) -> Document:
+    use = call.use
+    return {
+        "n": call.n,
+        "exchange": call.exchange,
+        "opened_ms": call.opened_ms,
+        "upstream": call.upstream,
+        "model": call.model,
+        "input": call.input,
+        "read": use.read,
+        "written": use.written,
+        "expected": use.expected,
+        "missed": use.missed,
+        "use": use.use,
+        "cause": use.cause,
+        "explanation": explain_miss(call),
+        "message": use.place or None,
+        "parameters": list(call.parameters),
+        "epoch_why": use.why,
+        "is_told": use.is_told,
+        "idle_seconds": use.idle,
+        **describe_cost(call.cost),
+        "saved": None if call.saved is None else describe_cost(call.saved),
+    }
+
+
+def describe_cost(cost: Cost) -> Document:
+    """Return a cost as a document."""
+    return {"cost": cost.tokens, "money": cost.money}
+
+
+_EXPLANATIONS: Mapping[MissCause, str] = {
+    "tools": "the client changed its tools",
+    "system": "the client changed its system prompt",
+    "model": "another model, or upstream, had this prompt",
+    "provider": "the provider: nothing that was sent explains it",
+    "unrecorded": "unknown: an earlier version recorded too little",
+}
+
+
+def explain_miss(call: CacheCall) -> str:
+    """Return in words why a call missed the cache, and empty if it did not."""
+    use = call.use
+    if use.use == "first":
+        return "nothing to be read"
+    if use.use == "unreported":
+        return "the provider does not say what it read"
+    if not use.cause:
+        return ""
+    if use.cause == "epoch":
+        text = f"our epoch ({use.why})" if use.why else "we sent the history in another form"
+    elif use.cause == "message":
+        text = f"the client changed message {use.place}" if use.place else "the client changed a message"
+    elif use.cause == "parameters":
+        text = f"the client changed {', '.join(call.parameters) or 'parameters'}"
+    elif use.cause == "idle":
+        text = f"idle for {use.idle or 0.0:.0f} s, longer than the cache is kept"
+    else:
+        text = _EXPLANATIONS[use.cause]
+    return text + (" (as the provider says)" if use.is_told else "")

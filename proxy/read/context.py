@@ -1,0 +1,403 @@
+"""A managed context as JSON: plans, epochs, reverts, pins, manual compactions, summaries, originals by reference."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from proxy.context.budget import bound_tokens
+from proxy.context.memory.traces import fit_text
+from proxy.engine.compaction.manual import Compaction
+from proxy.engine.context.epoch_admin import Pinned, Reversion, RevertDocument
+from proxy.engine.ports import LogReader
+from proxy.engine.recorded.conversation import cut_page, load_original_text
+from proxy.engine.recorded.lookup import find_session
+from proxy.model.epoch import (
+    Edit,
+    Epoch,
+    EpochReason,
+    Kept,
+    Plan,
+    Pressure,
+    Replaced,
+    Rung,
+    Summary,
+    SummaryKind,
+    SummaryLevel,
+)
+from proxy.model.errors import Erased, NotFound
+from proxy.model.log import ExchangeRow
+from proxy.model.results import CompactionResult
+from proxy.wire import FORMATS
+
+Document = dict[str, Any]
+SummaryStatus = Literal["live", "parent", "superseded"]
+"""`live`: no other summary replaces it. `parent`: a condensed summary was made of it. `superseded`: a better one of the
+same messages replaces it.
+"""
+
+_MAX_NAMED = 5
+_MAX_PIN_CHARACTERS = 200
+_REFERENCE = re.compile(r"(?:ref:)?([a-z0-9]{10})")
+_WHERE = "`palimpsest diff SESSION N` and GET /-/api/sessions/SESSION/epochs/N name those there are"
+
+_edits = msgspec.json.Decoder(tuple[Edit, ...])
+
+
+class PlanDocument(msgspec.Struct, frozen=True):
+    """The plan of a round. `saving` and `owed` are in tokens of uncached input.
+
+    A saving is negative where the request cost more than the client's own would have.
+    """
+
+    rung: Rung
+    epoch: str
+    pressure: Pressure
+    reason: str
+    tokens_client: int | None
+    tokens_upstream: int | None
+    usable: int
+    owed: float
+    saving: float | None
+    client_read: int | None
+    sent_read: int | None
+
+
+class ReferenceDocument(msgspec.Struct, frozen=True):
+    """A reference to the text of the messages from `start` up to `stop`, from character `offset` on."""
+
+    id: str
+    start: int
+    stop: int
+    offset: int
+
+
+class EpochDocument(msgspec.Struct, frozen=True):
+    """An epoch in a listing: why and for which call it was opened, tokens before and after, references."""
+
+    n: int
+    id: str
+    view: str
+    parent: str
+    why: EpochReason
+    exchange: str
+    opened_ms: int
+    depth: int
+    tokens_before: int
+    tokens_after: int
+    references: list[ReferenceDocument]
+
+
+class EditDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an epoch has in place of the message at `place`, or of those from `start` up to `stop`.
+
+    `kept`: the message itself. `tombstone`, `file`, `shortened`, `detached`: the message with another text. `written`:
+    a text of ours, such as a ledger or a summary.
+    """
+
+    edit: Literal["kept", "tombstone", "file", "shortened", "detached", "written"]
+    place: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    text: str | None = None
+
+
+class WholeEpoch(EpochDocument, frozen=True):
+    """An epoch with its edits, and the messages that are sent as the client's format has them."""
+
+    through: str
+    edits: list[EditDocument]
+    rendered: list[msgspec.Raw]
+
+
+class ReversionDocument(msgspec.Struct, frozen=True):
+    """A revert, `is_done` or only quoted; at depth 0 no epoch applies any more. `epoch` is null where it is quoted."""
+
+    is_done: bool
+    epoch: str | None
+    depth: int
+    tokens_now: int
+    tokens_then: int
+    price: RevertDocument
+    is_lasting: bool
+
+
+class PinDocument(msgspec.Struct, frozen=True):
+    """A pinned message with the first characters of its text; all null but the node where no branch has it.
+
+    `price` is what keeping it whole costs at most, where that was asked for.
+    """
+
+    node: str
+    exchange: int | None
+    place: int | None
+    role: str | None
+    text: str | None
+    tokens: int | None
+    price: RevertDocument | None = None
+
+
+class CompactionDocument(CompactionResult, frozen=True, kw_only=True):
+    """The result of a compaction that was asked for; `summary` is the one that was made last.
+
+    `session`, `summary`, `messages_covered` and `ms` say the same as the fields of `CompactionResult`. `level` is that
+    of the summary, null if none was made. `reason` says why the result is no better than it is.
+    """
+
+    session: str
+    epoch: str | None
+    summary: str | None
+    level: SummaryLevel | None
+    kind: SummaryKind | None
+    messages_covered: int
+    ms: int
+    calls: list[str]
+    cost_tokens: int
+    reason: str
+
+
+class SummaryDocument(msgspec.Struct, frozen=True):
+    """A summary of the messages from `start` up to `stop`; `is_live` where no other was made of it or supersedes it."""
+
+    id: str
+    session: str
+    kind: SummaryKind
+    level: SummaryLevel
+    is_provisional: bool
+    start: int
+    stop: int
+    tokens: int
+    covered: int
+    parents: tuple[str, ...]
+    supersedes: tuple[str, ...]
+    files: tuple[str, ...]
+    model: str
+    reason: str
+    exchange: str
+    calls: tuple[str, ...]
+    made_ms: int
+    text: str
+    is_live: bool
+
+
+_PLAN_FIELDS = PlanDocument.__struct_fields__
+_EPOCH_FIELDS = EpochDocument.__struct_fields__[1:-1]  # all that the epoch itself has
+_SUMMARY_FIELDS = SummaryDocument.__struct_fields__[:-1]
+
+
+class SummaryNode(NamedTuple):
+    """A summary in the tree of a session: its depth, and its status towards the summary above it."""
+
+    summary: Summary
+    depth: int
+    status: SummaryStatus
+
+
+class OriginalPage(NamedTuple):
+    """A page of an original, or all of it as the only page."""
+
+    reference: str
+    session: str
+    text: str
+    number: int
+    pages: int
+
+    @property
+    def content(self) -> bytes:
+        """The text in UTF-8, with a question mark for each lone surrogate, which UTF-8 cannot hold."""
+        return self.text.encode("utf-8", "replace")
+
+
+def describe_plan(plan: Plan | None) -> PlanDocument | None:
+    """Return the plan of a round as a document; None where there was nothing to decide."""
+    return None if plan is None else PlanDocument(*(getattr(plan, name) for name in _PLAN_FIELDS))
+
+
+def find_bound(row: ExchangeRow, request: bytes) -> int | None:
+    """Return an upper bound of a request's tokens, from its bytes alone; None where it was counted or is not whole."""
+    if row.kind != "managed" or row.is_capped:
+        return None
+    plans = [each.plan for each in row.rounds if each.plan is not None]
+    if any(plan.tokens_client is not None and plan.tokens_upstream is not None for plan in plans):
+        return None
+    return bound_tokens(request)
+
+
+async def list_epochs(log: LogReader, prefix: str) -> list[EpochDocument]:
+    """Return the epochs of the session whose id has this prefix, the oldest first. Raises NotFound."""
+    epochs = await log.list_epochs(await find_session(log, prefix))
+    return [describe_epoch(epoch, n) for n, epoch in enumerate(epochs, 1)]
+
+
+async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
+    """Return the n-th epoch of that session, with its edits and the messages it sends. Raises NotFound."""
+    session = await find_session(log, prefix)
+    try:
+        epoch = await log.load_epoch(session, n)
+    except NotFound as error:
+        count = len(await log.list_epochs(session))
+        raise NotFound(f"{error}; it has {count}, counted from 1") from error
+    return WholeEpoch(
+        **msgspec.structs.asdict(describe_epoch(epoch, n)),
+        through=epoch.through.hex(),
+        edits=list_edits(epoch),
+        rendered=[msgspec.Raw(message) for message in epoch.rendered],
+    )
+
+
+def describe_epoch(epoch: Epoch, n: int) -> EpochDocument:
+    """Return an epoch as a document of a listing."""
+    references = [
+        ReferenceDocument(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
+    ]
+    return EpochDocument(n=n, **{name: getattr(epoch, name) for name in _EPOCH_FIELDS}, references=references)
+
+
+def list_edits(epoch: Epoch) -> list[EditDocument]:
+    """Return the edits of an epoch as documents; none where they were erased."""
+    return [_describe_edit(edit) for edit in (_edits.decode(epoch.edits) if epoch.edits else ())]
+
+
+def _describe_edit(edit: Edit) -> EditDocument:
+    if isinstance(edit, Kept):
+        return EditDocument("kept", place=edit.place)
+    if isinstance(edit, Replaced):
+        return EditDocument(edit.kind, place=edit.place, text=edit.text)
+    return EditDocument("written", start=edit.start, stop=edit.stop, text=edit.text)
+
+
+def describe_reversion(reversion: Reversion, *, is_done: bool) -> ReversionDocument:
+    """Return a revert as a document, `is_done` or only quoted."""
+    epoch, quote = reversion.epoch, reversion.quote
+    return ReversionDocument(
+        is_done=is_done,
+        epoch=epoch.id if is_done else None,
+        depth=epoch.depth,
+        tokens_now=reversion.now,
+        tokens_then=quote.tokens,
+        price=RevertDocument(quote.once, quote.each),
+        is_lasting=quote.is_lasting,
+    )
+
+
+def describe_pinned(pinned: Pinned) -> PinDocument:
+    """Return a pinned message as a document."""
+    if pinned.exchange is None:
+        return PinDocument(pinned.node.hex(), None, None, None, None, None)
+    message = FORMATS[pinned.exchange.wire].parse_message(pinned.raw)
+    text = fit_text(message.text[:_MAX_PIN_CHARACTERS])
+    place, tokens = pinned.place, pinned.tokens
+    return PinDocument(pinned.node.hex(), pinned.exchange.n, place, message.role, text, tokens, pinned.price)
+
+
+def make_compaction_result(found: Compaction) -> CompactionResult:
+    """Return the result of a manual compaction as programs get it."""
+    last = found.summaries[-1] if found.summaries else None
+    return CompactionResult(
+        session_id=found.session,
+        summary_message_id=last.id if last else None,
+        level_used=last.level if last else 3,  # a ledger is made without a model
+        compacted_message_count=_count_covered(found),
+        summary_token_count=last.tokens if last else 0,
+        tokens_before=found.epoch.tokens_before if found.epoch else found.tokens,
+        tokens_after=found.epoch.tokens_after if found.epoch else found.tokens,
+        elapsed_ms=found.ms,
+    )
+
+
+def _count_covered(found: Compaction) -> int:
+    return len({place for each in found.summaries for place in range(each.start, each.stop)})
+
+
+def describe_compaction(found: Compaction) -> CompactionDocument:
+    """Return the result of a manual compaction as a document."""
+    last, result = found.summaries[-1] if found.summaries else None, make_compaction_result(found)
+    return CompactionDocument(
+        **msgspec.structs.asdict(result),
+        session=result.session_id,
+        epoch=found.epoch.id if found.epoch else None,
+        summary=result.summary_message_id,
+        level=last.level if last else None,
+        kind=last.kind if last else None,
+        messages_covered=result.compacted_message_count,
+        ms=result.elapsed_ms,
+        calls=list(found.calls),
+        cost_tokens=round(found.cost),
+        reason=found.reason,
+    )
+
+
+async def load_summaries(log: LogReader, prefix: str) -> Sequence[Summary]:
+    """Load all summaries of the session whose id has this prefix, oldest first. Raises NotFound."""
+    return await log.list_summaries(await find_session(log, prefix))
+
+
+async def load_summary(log: LogReader, prefix: str, name: str) -> SummaryDocument:
+    """Return the summary with this id, with or without `ref:`. Raises NotFound, naming the newest there are."""
+    summaries = await load_summaries(log, prefix)
+    for document in describe_summaries(summaries):
+        if document.id == name.strip().lower().removeprefix("ref:"):
+            return document
+    newest = ", ".join(summary.id for summary in summaries[: -_MAX_NAMED - 1 : -1])
+    hint = f"the newest are {newest}" if newest else "it has none"
+    raise NotFound(f"this session has no summary {name[:40]!r}; {hint}")
+
+
+def describe_summaries(summaries: Sequence[Summary]) -> list[SummaryDocument]:
+    """Return summaries as documents."""
+    replaced = _list_replaced(summaries)
+    return [
+        SummaryDocument(**{name: getattr(each, name) for name in _SUMMARY_FIELDS}, is_live=each.id not in replaced)
+        for each in summaries
+    ]
+
+
+def order_nodes(summaries: Sequence[Summary]) -> Iterator[SummaryNode]:
+    """Yield the tree of summaries: live ones in the order of their messages, each before those that it replaces."""
+    known, replaced = {summary.id: summary for summary in summaries}, _list_replaced(summaries)
+    live = sorted((each for each in summaries if each.id not in replaced), key=lambda each: (each.start, each.stop))
+    seen: set[str] = set()
+    pending = [SummaryNode(summary, 0, "live") for summary in reversed(live)]
+    while pending:
+        summary, depth, _ = node = pending.pop()
+        if summary.id in seen:
+            continue
+        seen.add(summary.id)
+        yield node
+        parents = [SummaryNode(known[name], depth + 1, "parent") for name in summary.parents if name in known]
+        older = [SummaryNode(known[name], depth + 1, "superseded") for name in summary.supersedes if name in known]
+        pending += reversed(parents + older)
+
+
+def _list_replaced(summaries: Iterable[Summary]) -> set[str]:
+    return {name for summary in summaries for name in (*summary.parents, *summary.supersedes)}
+
+
+async def load_page(log: LogReader, reference: str, number: int | None = 1) -> OriginalPage:
+    """Load a page, counted from 1, of the original that a reference names; None: all of it. Raises NotFound.
+
+    A reference has the same pages for ever, and each page but the last ends with the command that writes the next one.
+    That of a summary begins with all references that it covers.
+    """
+    found = _REFERENCE.fullmatch(reference.strip().lower())
+    if found is None:
+        raise NotFound(f"{reference[:40]!r} is no reference: one is `ref:` and ten letters and digits; {_WHERE}")
+    name = found[1]
+    try:
+        loaded = await load_original_text(log, name)
+    except Erased:
+        raise
+    except NotFound as error:
+        raise NotFound(f"{error}; {_WHERE}") from error
+    if number is None:
+        return OriginalPage(name, loaded.session, loaded.text, 1, 1)
+    part, count = cut_page(loaded.text, number)
+    if not 1 <= number <= count:
+        raise NotFound(f"ref:{name} has {count} page{'s' * (count > 1)}, counted from 1, and no page {number}")
+    if number < count:
+        part += (
+            f"\n[page {number} of {count} of ref:{name}; the next: `palimpsest expand {name} --page {number + 1}`"
+            f" or GET /-/api/refs/{name}?page={number + 1}]\n"
+        )
+    return OriginalPage(name, loaded.session, part, number, count)

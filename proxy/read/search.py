@@ -1,0 +1,254 @@
+"""Searching the log for people and programs: queries as they are asked, answers as documents, entries as pages."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol, TypeVar, get_args
+
+import msgspec
+
+from proxy.context.memory.traces import fit_text
+from proxy.context.references import PAGE
+from proxy.engine.ports import Index, LogReader
+from proxy.engine.recorded.conversation import load_nodes
+from proxy.engine.recorded.lookup import find_session, pick_branch
+from proxy.model.errors import BadRequest, Erased, NotFound
+from proxy.model.exchange import SessionKey
+from proxy.model.search import EntryKind, Hit, IndexHealth, SearchAnswer, SearchQuery, Visibility
+from proxy.read.context import OriginalPage, load_page
+
+DEFAULT_LIMIT, MOST_HITS = 20, 200
+MOST_TOKENS = 100_000
+KINDS: Sequence[EntryKind] = get_args(EntryKind)
+ROLES = ("user", "assistant", "tool", "other")
+
+_AGO = re.compile(r"(\d{1,6})\s*(m|min|h|d|w)")
+_UNIT_MS: Mapping[str, int] = {
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+_REFERENCE = re.compile(r"(?:ref:)?([a-z2-7]{10})")
+
+Name = TypeVar("Name", bound=str)
+
+
+class HitDocument(msgspec.Struct, frozen=True):
+    """An entry that was found. `reference` names all of it; call `n` brought it, at `at_ms`.
+
+    `visibility`: the newest call of the session has it word for word (`sent`), has another text in its place
+    (`in_short`), or has nothing of it (`not_sent`); null where that call cannot be read.
+    """
+
+    reference: str
+    session: str
+    node: str
+    exchange: str
+    n: int
+    role: str
+    sender: str
+    tool: str
+    kind: EntryKind
+    at_ms: int
+    snippet: str
+    score: float
+    visibility: Visibility | None
+
+
+class AnswerDocument(msgspec.Struct, frozen=True):
+    """What a search found, the best first. `is_complete` is false if the time limit ended the search.
+
+    `behind` counts the records that cannot be found yet.
+    """
+
+    hits: list[HitDocument]
+    is_complete: bool
+    behind: int
+
+
+class IndexDocument(msgspec.Struct, frozen=True):
+    """How current the index is: the records that it does not have yet, its size in bytes, passages with a vector."""
+
+    behind: int
+    behind_seconds: float
+    size: int
+    is_rebuilding: bool
+    vectors: int
+    without_vectors: int
+    fault: str
+
+
+class SearchRequest(NamedTuple):
+    """A search as it is asked for, with every value as text. Empty values do not restrict it.
+
+    `session` is a prefix of an id, `branch` one of a tip of that session: only what its history has is found. `kind`,
+    `role`, `sender` and `tool` are one or several, separated by commas. `since` and `until` are a date or time (ISO
+    8601, UTC unless it says otherwise), or how long ago, such as `3d`.
+    """
+
+    text: str
+    session: str = ""
+    kind: str = ""
+    role: str = ""
+    tool: str = ""
+    since: str = ""
+    until: str = ""
+    branch: str = ""
+    sender: str = ""
+    limit: int = DEFAULT_LIMIT
+    tokens: int | None = None
+
+
+class SearchLog(LogReader, Protocol):
+    """The log as searching reads it."""
+
+    async def find_key(self, session: str) -> SessionKey:
+        """Return the key of the session with this id. Raises NotFound."""
+        ...
+
+
+async def search_log(
+    log: SearchLog, index: Index, request: SearchRequest, now_ms: int, tenant: str | None = None
+) -> SearchAnswer:
+    """Search as asked, in the sessions of one tenant, or with None in all. Raises BadRequest and NotFound."""
+    sessions = within = None
+    if request.session:
+        sessions = (await find_own_session(log, request.session, tenant),)
+    if request.branch and sessions is None:
+        raise BadRequest("a branch is one of a session: name that, too")
+    if request.branch and sessions is not None:
+        branch = pick_branch(await log.list_branches(sessions[0]), request.branch)
+        within = frozenset(await load_nodes(log, sessions[0], branch))
+    return await index.search(
+        SearchQuery(
+            text=request.text,
+            tenant=tenant,
+            sessions=sessions,
+            within=within,
+            senders=_split(request.sender),
+            roles=_read_names(request.role, "role", ROLES),
+            tools=_split(request.tool),
+            kinds=_read_names(request.kind, "kind", KINDS),
+            since_ms=read_since(request.since, now_ms) if request.since else 0,
+            until_ms=read_since(request.until, now_ms) if request.until else None,
+            limit=request.limit,
+            tokens=request.tokens,
+        )
+    )
+
+
+async def find_own_session(log: SearchLog, prefix: str, tenant: str | None) -> str:
+    """Return the id of the session with this prefix. Raises NotFound, also for one of another tenant.
+
+    A caller that may only see its own sessions has to give the whole id: it is told nothing of others.
+    """
+    if tenant is None:
+        return await find_session(log, prefix)
+    key = await log.find_key(prefix)
+    if key.tenant.hex() != tenant:
+        raise NotFound(f"there is no session {prefix}")
+    return key.id
+
+
+async def load_found_page(
+    log: SearchLog, index: Index, reference: str, number: int | None, tenant: str | None = None
+) -> OriginalPage:
+    """Load a page of what a reference of the log, or of a hit, names; None: all of it. Raises NotFound.
+
+    With a `tenant`, only of its own sessions.
+    """
+    try:
+        page = await load_page(log, reference, number)
+    except Erased as error:
+        if tenant is None or (await log.find_key(error.session)).tenant.hex() == tenant:
+            raise
+        raise NotFound(f"no session of yours has the reference {reference[:40]!r}") from None
+    except NotFound as error:
+        # a caller that may see its own sessions only is not told what others have
+        unknown = error if tenant is None else NotFound(f"no session of yours has the reference {reference[:40]!r}")
+        return await _load_indexed_page(index, reference, number, tenant, unknown)
+    if tenant is not None and (await log.find_key(page.session)).tenant.hex() != tenant:
+        raise NotFound(f"no session of yours has the reference {reference[:40]!r}")
+    return page
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, names.split(","))))
+
+
+def describe_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -> AnswerDocument:
+    """Return an answer as a document. `visible` says of each hit whether the model sees it."""
+    hits = [_describe_hit(hit, each) for hit, each in zip(answer.hits, visible, strict=True)]
+    return AnswerDocument(hits, answer.is_complete, answer.behind)
+
+
+def describe_health(health: IndexHealth) -> IndexDocument:
+    """Return how current the index is as a document."""
+    return IndexDocument(
+        behind=health.behind,
+        behind_seconds=round(health.behind_seconds, 3),
+        size=health.size,
+        is_rebuilding=health.is_rebuilding,
+        vectors=health.vectors,
+        without_vectors=health.without_vectors,
+        fault=health.fault,
+    )
+
+
+def read_since(text: str, now_ms: int) -> int:
+    """Return a date, a time or a duration before now as milliseconds since the Unix epoch. Raises BadRequest."""
+    if ago := _AGO.fullmatch(text.strip().lower()):
+        return max(0, now_ms - int(ago[1]) * _UNIT_MS[ago[2]])
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        what = (
+            f"since is a date such as 2026-11-26, a time such as 2026-11-26T08:00, or 3d, 2h or 30m, not {text[:40]!r}"
+        )
+        raise BadRequest(what) from error
+    return max(0, int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000))
+
+
+def _read_names(text: str, name: str, known: Sequence[Name]) -> tuple[Name, ...]:
+    found = []
+    for each in filter(None, map(str.strip, text.split(","))):
+        if each not in known:
+            raise BadRequest(f"{name} is one of {', '.join(known)}, not {each[:40]!r}")
+        found.append(known[known.index(each)])
+    return tuple(found)
+
+
+async def _load_indexed_page(
+    index: Index, reference: str, number: int | None, tenant: str | None, unknown: NotFound
+) -> OriginalPage:
+    found = _REFERENCE.fullmatch(reference.strip().lower())
+    entry = await index.find_entry(found[1]) if found else None
+    if entry is None or (tenant is not None and entry.tenant != tenant):
+        raise unknown
+    name, count = entry.reference, max(1, -(-len(entry.text) // PAGE))
+    if number is None:
+        return OriginalPage(name, entry.session, entry.text, 1, 1)
+    if not 1 <= number <= count:
+        raise NotFound(f"ref:{name} has {count} page{'s' * (count > 1)}, counted from 1, and no page {number}")
+    part = entry.text[(number - 1) * PAGE : number * PAGE]
+    return OriginalPage(name, entry.session, part, number, count)
+
+
+def _describe_hit(hit: Hit, visibility: Visibility | None) -> HitDocument:
+    return HitDocument(
+        reference=hit.reference,
+        session=hit.session,
+        node=hit.node.hex(),
+        exchange=hit.exchange,
+        n=hit.n,
+        role=fit_text(hit.role),
+        sender=fit_text(hit.sender),
+        tool=fit_text(hit.tool),
+        kind=hit.kind,
+        at_ms=hit.at_ms,
+        snippet=fit_text(hit.snippet),
+        score=round(hit.score, 3),
+        visibility=visibility,
+    )

@@ -1,0 +1,366 @@
+"""Sessions as people list them: what each is, who runs it, what it came to, and what managing it saved or lost.
+
+Sums come from the log, money from the prices that are known now: an estimate changes if the prices do.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from msgspec import structs
+
+from proxy.context.pricing import Cost
+from proxy.context.user_rules import list_sentences
+from proxy.context.verbatim import find_client_messages
+from proxy.engine.ports import LogReader
+from proxy.engine.recorded.conversation import list_raws, read_request, split_whole
+from proxy.model.epoch import Strategy, read_view
+from proxy.model.errors import ProxyError
+from proxy.model.exchange import Headers
+from proxy.model.figures import Newest, SessionHead
+from proxy.model.log import SessionRow
+from proxy.model.lru import LruCache
+from proxy.read.savings import SavingsInputs, SessionTotal, load_totals
+from proxy.wire import FORMATS
+from proxy.wire.format import Format
+from proxy.wire.headers import find_header
+
+SessionStatus = Literal["live", "idle"]
+
+_LATELY_MS = 5 * 60 * 1000
+_LONGEST_MS = 60 * 60 * 1000  # an open call that began earlier was cut off by a crash
+_MOST_TITLES = 4096
+_NAMING_CLIENTS = frozenset(("codex", "claude-code"))
+_PREFIXES = _NAMING_CLIENTS | {
+    *("x-session-id", "x-dynamo-session-id", "helicone-session-id", "x-litellm-session-id"),
+    *("litellm_session_id", "session_id", "conversation"),
+}
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """What something costs: in tokens of uncached input, and in the currency of the price map; null without a price."""
+
+    tokens: float
+    money: float | None
+
+
+class Saving(msgspec.Struct, frozen=True):
+    """What managing a session saved, our own calls taken off; negative for a loss, whose `reason` is given.
+
+    `share` is that of what sending everything would have cost.
+    """
+
+    tokens: float
+    money: float | None
+    share: float | None
+    is_loss: bool
+    reason: str
+
+
+class AuxiliaryTotal(msgspec.Struct, frozen=True):
+    """Our own calls for a session, and what they cost."""
+
+    calls: int
+    input: int
+    output: int
+    cost_tokens: float
+    money: float | None
+
+
+class WindowTokens(msgspec.Struct, frozen=True):
+    """The size of the newest call of the conversation: of the client's own request, and of what was sent."""
+
+    client: int | None
+    sent: int | None
+
+
+class SessionSummary(msgspec.Struct, frozen=True):
+    """A session in a listing. Times are in milliseconds since 1970. Tokens are as the provider counted them.
+
+    `client_tokens`, `sent_tokens` and `output_tokens` are sums over its calls whose size is known. `spent` includes
+    our own calls for it. `saved` is null where nothing was managed, or nothing is known of it. `erased_ms` is when all
+    of it was erased, null unless it was.
+    """
+
+    id: str
+    title: str
+    name: str
+    client: str
+    model: str
+    upstream: str
+    strategy: Strategy | None
+    mode: str
+    status: SessionStatus
+    family: str
+    parent: str
+    adopted: str
+    seq: int
+    created_ms: int
+    last_ms: int
+    calls: int
+    turns: int
+    side: int
+    branches: int
+    epochs: int
+    summaries: int
+    errors: int
+    client_tokens: int | None
+    sent_tokens: int | None
+    output_tokens: int | None
+    window_tokens: WindowTokens
+    cache_read_share: float | None
+    spent: Amount
+    saved: Saving | None
+    auxiliary: AuxiliaryTotal
+    erased_ms: int | None
+
+
+@dataclass(slots=True)
+class TitleCache:
+    """Titles that were read before. One that is empty is read again, since more may be in the log by then."""
+
+    titles: LruCache[str, str] = field(default_factory=lambda: LruCache(_MOST_TITLES))
+
+    async def find(self, log: LogReader, heads: Iterable[SessionHead]) -> dict[str, str]:
+        """Return the titles of sessions, by their ids."""
+        found: dict[str, str] = {}
+        for head in heads:
+            title = self.titles.get(head.session)
+            if not title:
+                title = await load_title(log, head)
+                self.titles.put(head.session, title)
+            found[head.session] = title
+        return found
+
+    def forget(self, session: str) -> None:
+        """Forget the title of a session, which was erased."""
+        self.titles.pop(session)
+
+
+async def summarize_sessions(
+    log: LogReader,
+    rows: Sequence[SessionRow],
+    inputs: SavingsInputs,
+    titles: TitleCache | None = None,
+) -> list[SessionSummary]:
+    """Return sessions with what they came to, in their order. Raises StoreUnavailable."""
+    ids, now_ms = [row.id for row in rows], inputs.now_ms()
+    newest = {each.session: each for each in await log.load_newest(ids)}
+    totals = await load_totals(log, ids, inputs)
+    heads = {each.session: each for each in await log.load_heads(ids)}
+    named = await (titles or TitleCache()).find(log, heads.values())
+    summaries = []
+    for row in rows:
+        total = totals.get(row.id) or SessionTotal()
+        saved = await describe_saving(log, row.id, total)
+        client = name_client(heads[row.id].headers) if row.id in heads else ""
+        names = client or name_sender(row.family), named.get(row.id, "")
+        summary = _summarize(row, total, newest.get(row.id) or Newest(row.id), names, now_ms)
+        summaries.append(structs.replace(summary, saved=saved))
+    return summaries
+
+
+def _summarize(
+    row: SessionRow, total: SessionTotal, newest: Newest, names: tuple[str, str], now_ms: int
+) -> SessionSummary:
+    client, title = names
+    name = shorten_title(name_session(row.family))
+    spent, is_counted = total.spent if total.is_charged else Cost(0.0, None), bool(total.counted)
+    return SessionSummary(
+        id=row.id,
+        title=title or name,
+        name=name,
+        client=client,
+        model=row.model,
+        upstream=row.upstream,
+        strategy=read_view(newest.view)[1] if newest.view else None,
+        mode=newest.mode,
+        status="live" if _is_live(total, newest, now_ms) else "idle",
+        family=row.family,
+        parent=row.parent,
+        adopted=row.adopted,
+        seq=row.seq,
+        created_ms=row.created_ms,
+        last_ms=row.last_ms,
+        calls=row.exchanges,
+        turns=total.ends + (not newest.is_ended),
+        side=row.side,
+        branches=row.branches,
+        epochs=newest.epochs,
+        summaries=newest.summaries,
+        errors=total.errors,
+        client_tokens=total.client if is_counted else None,
+        sent_tokens=total.sent if is_counted else None,
+        output_tokens=total.output if is_counted else None,
+        window_tokens=WindowTokens(newest.client, newest.sent),
+        cache_read_share=total.read / total.told if total.told else None,
+        spent=describe_amount(spent),
+        saved=None,
+        auxiliary=AuxiliaryTotal(
+            row.auxiliary,
+            total.auxiliary_input,
+            total.auxiliary_output,
+            total.auxiliary.tokens,
+            total.auxiliary.money,
+        ),
+        erased_ms=row.erased_ms,
+    )
+
+
+def name_session(family: str) -> str:
+    """Return what the client called a session: without the header or client that said so, empty for a mere digest."""
+    if family.startswith("sha256:"):
+        return ""
+    prefix, _, rest = family.partition(":")
+    return rest if rest and prefix in _PREFIXES else family
+
+
+def name_sender(family: str) -> str:
+    """Return the client that is known by how it names its sessions, empty if it is not known by that."""
+    prefix = family.partition(":")[0]
+    return prefix if prefix in _NAMING_CLIENTS else ""
+
+
+def _is_live(total: SessionTotal, newest: Newest, now_ms: int) -> bool:
+    if newest.opened_ms is not None and now_ms - newest.opened_ms < _LONGEST_MS:
+        return True
+    return now_ms - total.ended_ms < _LATELY_MS
+
+
+def describe_amount(cost: Cost) -> Amount:
+    """Return a cost as it is shown."""
+    return Amount(cost.tokens, cost.money)
+
+
+async def load_saving(log: LogReader, session: str, inputs: SavingsInputs) -> Saving | None:
+    """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
+    totals = await load_totals(log, (session,), inputs)
+    return await describe_saving(log, session, totals.get(session) or SessionTotal())
+
+
+async def describe_saving(log: LogReader, session: str, total: SessionTotal) -> Saving | None:
+    """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
+    if total.saved is None:
+        return None
+    net, reason = total.net, ""
+    if total.net.tokens < 0:
+        is_early = total.saved.tokens < 0 and total.plans
+        reason = explain_loss(total, await log.count_later(session) if is_early else 0)
+    return Saving(net.tokens, net.money, total.share, net.tokens < 0, reason)
+
+
+def explain_loss(total: SessionTotal, later: int) -> str:
+    """Return why a session cost more than was saved; `later` calls came after its last epoch."""
+    if total.saved is not None and total.saved.tokens >= 0:
+        return "its summaries cost more than was saved"
+    if total.plans:
+        count = {0: "no call", 1: "1 call"}.get(later, f"{later} calls")
+        return f"{count} came after its last epoch, too few to pay for writing the cache anew"
+    return "what was sent had to be written to the cache anew, and the calls since have not paid for it"
+
+
+MOST_CHARACTERS = 80
+
+_MOST_LOOKED_AT = 16  # messages of the user's role
+_SEARCHED = 4000  # characters of a message
+# How texts begin that clients put before the user's words, or in a message of their own.
+_OF_CLIENT = re.compile(
+    r"\s*(?:<(?:user_instructions|environment_context|permissions|session_context|INSTRUCTIONS|workspace_info)\b"
+    r"|# (?:AGENTS\.md|CLAUDE\.md|Context from my IDE)|Caveat: The messages below were generated)"
+)
+# Tags around the user's words: alone on their lines, or around all of the text. Reminders of clients are none.
+_TAG_LINE = re.compile(r"</?[A-Za-z_][\w-]{0,40}>")
+_WRAPPED = re.compile(
+    r"\s*<(?!system-|environment_|ide_|local-|command-|bash-|task-n)([A-Za-z_][\w-]{0,40})(?:\s[^<>]{0,200})?>(.*)</\1>\s*",
+    re.DOTALL,
+)
+_JOINERS = {"\u200c", "\u200d"}  # within words of some scripts, and between parts of an emoji
+_PRODUCT = re.compile(r"([A-Za-z][\w.@+-]*(?:/(?!v?\d)[A-Za-z][\w.-]*)?)(?:[/ ]v?(\d+(?:\.\d+)?))?")
+_CLIENTS: Mapping[str, str] = {
+    "claude-cli": "claude-code",
+    "codex_cli_rs": "codex",
+    "codex_exec": "codex",
+    "codex-tui": "codex",
+    "qwencode": "qwen-code",
+    "geminicli": "gemini-cli",
+    "openai/python": "openai-python",
+    "openai/js": "openai-js",
+    "asyncopenai/python": "openai-python",
+    "anthropic/python": "anthropic-python",
+    "asyncanthropic/python": "anthropic-python",
+    "anthropic/js": "anthropic-js",
+}
+
+
+def make_title(texts: Sequence[str]) -> str:
+    """Return the first words that are the user's own in texts of the user's role, on one line; empty if there are none.
+
+    What clients put into that role, and what is pasted, is skipped, unless nothing else is left.
+    """
+    foreign = find_client_messages(dict(enumerate(texts))).places
+    own = [text[:_SEARCHED] for i, text in enumerate(texts) if i not in foreign and not _OF_CLIENT.match(text)]
+    texts = [wrapped[2] if (wrapped := _WRAPPED.fullmatch(text)) else text for text in own]
+    for text in texts:
+        said = [each.text for each in list_sentences(text)]
+        if words := shorten_title(" ".join(each for each in said if not _TAG_LINE.fullmatch(each))):
+            return words
+    return next((words for text in texts if (words := shorten_title(text)) and not words.startswith("<")), "")
+
+
+def shorten_title(text: str) -> str:
+    """Return a text on one line of at most `MOST_CHARACTERS`, without signs that cannot be seen, or turn the line."""
+    line = " ".join("".join(map(_show, text)).split())
+    if len(line) <= MOST_CHARACTERS:
+        return line
+    cut = line[: MOST_CHARACTERS - 1]
+    whole = cut.rsplit(" ", 1)[0]
+    return f"{whole if len(whole) > MOST_CHARACTERS // 2 else cut}…"
+
+
+def _show(character: str) -> str:
+    if character in _JOINERS:
+        return character
+    kind = unicodedata.category(character)
+    if kind == "Cf":
+        return ""
+    return " " if kind == "Cc" else "\N{REPLACEMENT CHARACTER}" if kind in ("Cs", "Co", "Cn") else character
+
+
+def name_client(headers: Headers) -> str:
+    """Return the client's name and version from a request's headers, such as `claude-code 2.1`; empty if unknown."""
+    found = _PRODUCT.match(find_header(headers, b"user-agent").decode("latin-1").strip())
+    if found is None:
+        return ""
+    name = found[1].lower()
+    return shorten_title(f"{_CLIENTS.get(name, name)} {found[2] or ''}")
+
+
+async def load_title(log: LogReader, head: SessionHead) -> str:
+    """Return the title of a session that begins with this call; empty if its request was erased, or cannot be read."""
+    if head.wire not in FORMATS:
+        return ""
+    form = FORMATS[head.wire]
+    try:
+        body = read_request(head, await log.load_request(head.exchange))
+        split = split_whole(body, form.items_key)
+    except ProxyError:
+        return ""
+    raws = list_raws(split)
+    if not raws and (whole := split.member(form.items_key))[:1] == b'"':
+        raws = [b'{"role":"user","content":%b}' % whole]
+    return find_title(form, raws)
+
+
+def find_title(form: Format, raws: Iterable[bytes]) -> str:
+    """Return the title of a session that begins with these messages; empty if the user says nothing in them."""
+    texts: list[str] = []
+    for raw in raws:
+        message = form.parse_message(raw)
+        if message.role == "user":
+            texts.append(message.text)
+        if len(texts) == _MOST_LOOKED_AT:
+            break
+    return make_title(texts)

@@ -44,7 +44,7 @@ MOST_MODULES = {
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/app.py": {"proxy.telemetry.tracing"},
-    "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
+    "proxy/assembly.py": {"proxy.upstream.litellm_client"},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.
@@ -73,29 +73,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 591_360, 342_215
+MOST_TOKENS, MOST_CORE_TOKENS = 587_354, 341_089
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_635,
+    "proxy": 9_609,
     "proxy/cli": 35_581,
     "proxy/config": 6_131,
     "proxy/context": 74_732,
-    "proxy/demo": 6_718,
-    "proxy/doctor": 5_236,
-    "proxy/engine": 189_281,
-    "proxy/model": 14_153,
+    "proxy/demo": 6_675,
+    "proxy/doctor": 4_905,
+    "proxy/engine": 186_314,
+    "proxy/model": 14_124,
     "proxy/read": 28_746,
-    "proxy/retrieval": 11_939,
+    "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
     "proxy/server": 28_799,
     "proxy/store": 60_682,
-    "proxy/telemetry": 8_634,
-    "proxy/transcripts": 9_842,
-    "proxy/trial": 9_093,
-    "proxy/upstream": 14_970,
-    "proxy/wire": 61_363,
+    "proxy/telemetry": 8_623,
+    "proxy/transcripts": 9_818,
+    "proxy/trial": 9_078,
+    "proxy/upstream": 14_051,
+    "proxy/wire": 61_374,
     "proxy/worker": 7_142,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 26, 171, 144
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 25, 163, 144
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

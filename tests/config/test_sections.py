@@ -222,6 +222,7 @@ def test_webhooks_have_what_the_settings_say(tmp_path: Path) -> None:
         ({"secret": GOOD_SECRET, "events": ["STREAM_ENDED"]}, '"STREAM_ENDED" is no event; there are SESSION_CREATED'),
         ({"secret": GOOD_SECRET, "url": "hooks.example"}, "must be an address such as https://hooks.example"),
         ({"secret": GOOD_SECRET, "url": "https://h:x/"}, "must be an address such as"),
+        ({"secret": GOOD_SECRET, "url": "https://hooks.example/#in"}, "must be an address such as"),
         ({"secret": GOOD_SECRET, "url": "https://u:p@hooks.example/"}, "must not hold a user or password"),
         ({"secret": GOOD_SECRET, "timeout": 0}, "greater than 0"),
     ],

@@ -39,7 +39,7 @@ MOST_MODULES = {
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
     "proxy/read": 17,
-    "proxy/model": 19,
+    "proxy/model": 18,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
@@ -73,29 +73,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 587_354, 341_089
+MOST_TOKENS, MOST_CORE_TOKENS = 585_329, 339_958
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_609,
-    "proxy/cli": 35_581,
+    "proxy": 9_588,
+    "proxy/cli": 35_579,
     "proxy/config": 6_131,
     "proxy/context": 74_732,
     "proxy/demo": 6_675,
     "proxy/doctor": 4_905,
-    "proxy/engine": 186_314,
-    "proxy/model": 14_124,
+    "proxy/engine": 185_533,
+    "proxy/model": 13_166,
     "proxy/read": 28_746,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
-    "proxy/server": 28_799,
+    "proxy/server": 28_700,
     "proxy/store": 60_682,
-    "proxy/telemetry": 8_623,
+    "proxy/telemetry": 8_459,
     "proxy/transcripts": 9_818,
     "proxy/trial": 9_078,
     "proxy/upstream": 14_051,
     "proxy/wire": 61_374,
     "proxy/worker": 7_142,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 25, 163, 144
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 19, 159, 140
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -73,27 +73,27 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 585_707, 340_336
+MOST_TOKENS, MOST_CORE_TOKENS = 582_117, 337_103
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_588,
     "proxy/cli": 35_579,
     "proxy/config": 6_131,
-    "proxy/context": 75_110,
+    "proxy/context": 74_273,
     "proxy/demo": 6_675,
     "proxy/doctor": 4_905,
-    "proxy/engine": 185_533,
-    "proxy/model": 13_166,
+    "proxy/engine": 183_036,
+    "proxy/model": 13_071,
     "proxy/read": 28_746,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
     "proxy/server": 28_700,
-    "proxy/store": 60_682,
+    "proxy/store": 60_641,
     "proxy/telemetry": 8_459,
     "proxy/transcripts": 9_818,
     "proxy/trial": 9_078,
     "proxy/upstream": 14_051,
-    "proxy/wire": 61_374,
-    "proxy/worker": 7_142,
+    "proxy/wire": 61_268,
+    "proxy/worker": 7_128,
 }
 MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 19, 159, 140
 # Names of the SDK that its specification has fixed.

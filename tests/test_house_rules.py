@@ -73,7 +73,7 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 582_117, 337_103
+MOST_TOKENS, MOST_CORE_TOKENS = 581_504, 336_490
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_588,
     "proxy/cli": 35_579,
@@ -87,7 +87,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
     "proxy/server": 28_700,
-    "proxy/store": 60_641,
+    "proxy/store": 60_028,
     "proxy/telemetry": 8_459,
     "proxy/transcripts": 9_818,
     "proxy/trial": 9_078,

@@ -39,7 +39,7 @@ MOST_MODULES = {
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
     "proxy/read": 17,
-    "proxy/model": 18,
+    "proxy/model": 19,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
@@ -73,29 +73,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_481, 338_935
+MOST_TOKENS, MOST_CORE_TOKENS = 581_381, 336_480
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_616,
-    "proxy/cli": 35_580,
-    "proxy/config": 11_134,
-    "proxy/context": 74_025,
+    "proxy": 9_588,
+    "proxy/cli": 35_579,
+    "proxy/config": 6_131,
+    "proxy/context": 74_273,
     "proxy/demo": 6_675,
-    "proxy/doctor": 4_923,
-    "proxy/engine": 182_069,
-    "proxy/model": 11_902,
+    "proxy/doctor": 4_905,
+    "proxy/engine": 182_927,
+    "proxy/model": 13_079,
     "proxy/read": 28_746,
     "proxy/retrieval": 12_287,
-    "proxy/sdk": 8_714,
-    "proxy/server": 28_494,
-    "proxy/store": 60_032,
-    "proxy/telemetry": 8_408,
+    "proxy/sdk": 8_683,
+    "proxy/server": 28_700,
+    "proxy/store": 60_028,
+    "proxy/telemetry": 8_459,
     "proxy/transcripts": 9_818,
     "proxy/trial": 9_062,
-    "proxy/upstream": 13_600,
+    "proxy/upstream": 14_045,
     "proxy/wire": 61_268,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 25, 159, 140
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 19, 159, 140
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

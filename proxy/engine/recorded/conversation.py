@@ -1,6 +1,7 @@
 """A conversation as its client would continue it: the client's own items, byte for byte, then those of the response.
 
-Items are those of the client's wire format: chat messages, Responses input items, Anthropic messages. What references stand for is read here, too.
+Items are those of the client's wire format: chat messages, Responses input items, Anthropic messages.
+What references stand for is read here, too.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,6 @@ from proxy.model.log import ExchangeRow
 from proxy.model.results import CompactionResult
 from proxy.wire import FORMATS
 
-Document = dict[str, Any]
 SummaryStatus = Literal["live", "parent", "superseded"]
 """`live`: no other summary replaces it. `parent`: a condensed summary was made of it. `superseded`: a better one of the
 same messages replaces it.

@@ -23,7 +23,7 @@ from proxy.model.exchange import Headers
 from proxy.model.figures import Newest, SessionHead
 from proxy.model.log import SessionRow
 from proxy.model.lru import LruCache
-from proxy.read.savings import SavingsInputs, SessionTotal, load_totals
+from proxy.read.savings import SavedTotal, Saving, SavingsInputs, describe_saving, load_totals
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.headers import find_header
@@ -45,19 +45,6 @@ class Amount(msgspec.Struct, frozen=True):
 
     tokens: float
     money: float | None
-
-
-class Saving(msgspec.Struct, frozen=True):
-    """What managing a session saved, our own calls taken off; negative for a loss, whose `reason` is given.
-
-    `share` is that of what sending everything would have cost.
-    """
-
-    tokens: float
-    money: float | None
-    share: float | None
-    is_loss: bool
-    reason: str
 
 
 class AuxiliaryTotal(msgspec.Struct, frozen=True):
@@ -154,7 +141,7 @@ async def summarize_sessions(
     named = await (titles or TitleCache()).find(log, heads.values())
     summaries = []
     for row in rows:
-        total = totals.get(row.id) or SessionTotal()
+        total = totals.get(row.id) or SavedTotal()
         saved = await describe_saving(log, row.id, total)
         client = name_client(heads[row.id].headers) if row.id in heads else ""
         names = client or name_sender(row.family), named.get(row.id, "")
@@ -164,7 +151,7 @@ async def summarize_sessions(
 
 
 def _summarize(
-    row: SessionRow, total: SessionTotal, newest: Newest, names: tuple[str, str], now_ms: int
+    row: SessionRow, total: SavedTotal, newest: Newest, names: tuple[str, str], now_ms: int
 ) -> SessionSummary:
     client, title = names
     name = shorten_title(name_session(row.family))
@@ -224,7 +211,7 @@ def name_sender(family: str) -> str:
     return prefix if prefix in _NAMING_CLIENTS else ""
 
 
-def _is_live(total: SessionTotal, newest: Newest, now_ms: int) -> bool:
+def _is_live(total: SavedTotal, newest: Newest, now_ms: int) -> bool:
     if newest.opened_ms is not None and now_ms - newest.opened_ms < _LONGEST_MS:
         return True
     return now_ms - total.ended_ms < _LATELY_MS
@@ -233,33 +220,6 @@ def _is_live(total: SessionTotal, newest: Newest, now_ms: int) -> bool:
 def describe_amount(cost: Cost) -> Amount:
     """Return a cost as it is shown."""
     return Amount(cost.tokens, cost.money)
-
-
-async def load_saving(log: LogReader, session: str, inputs: SavingsInputs) -> Saving | None:
-    """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
-    totals = await load_totals(log, (session,), inputs)
-    return await describe_saving(log, session, totals.get(session) or SessionTotal())
-
-
-async def describe_saving(log: LogReader, session: str, total: SessionTotal) -> Saving | None:
-    """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
-    if total.saved is None:
-        return None
-    net, reason = total.net, ""
-    if total.net.tokens < 0:
-        is_early = total.saved.tokens < 0 and total.plans
-        reason = explain_loss(total, await log.count_later(session) if is_early else 0)
-    return Saving(net.tokens, net.money, total.share, net.tokens < 0, reason)
-
-
-def explain_loss(total: SessionTotal, later: int) -> str:
-    """Return why a session cost more than was saved; `later` calls came after its last epoch."""
-    if total.saved is not None and total.saved.tokens >= 0:
-        return "its summaries cost more than was saved"
-    if total.plans:
-        count = {0: "no call", 1: "1 call"}.get(later, f"{later} calls")
-        return f"{count} came after its last epoch, too few to pay for writing the cache anew"
-    return "what was sent had to be written to the cache anew, and the calls since have not paid for it"
 
 
 MOST_CHARACTERS = 80

@@ -9,10 +9,10 @@ import pytest
 
 from proxy.cli.terminal import UNKNOWN, Screen
 from proxy.cli.views.sessions import format_sessions, sum_saving, tell_saving
+from proxy.read.savings import Saving
 from proxy.read.session_summary import (
     Amount,
     AuxiliaryTotal,
-    Saving,
     SessionSummary,
     WindowTokens,
 )

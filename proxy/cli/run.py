@@ -45,7 +45,7 @@ from proxy.engine.ports import LogReader
 from proxy.engine.recorded.lookup import list_matching, read_pages
 from proxy.model.epoch import Epoch
 from proxy.model.errors import ProxyError
-from proxy.read.savings import SavingsInputs, add_known, group_calls, price_call, remember_cards
+from proxy.read.savings import SavingsInputs, add_known, price_call, read_calls, remember_cards
 
 _NOT_FOUND = 127  # as a shell says it
 _SIGNALLED = 128
@@ -408,7 +408,7 @@ async def sum_up(log: LogReader, inputs: SavingsInputs, since_ms: int) -> Totals
     for session in await list_matching(log, _MOST_SESSIONS):
         if session.last_ms < since_ms:
             break
-        for call in group_calls(await log.load_rounds(session.id, 0, session.recorded)):
+        async for call in read_calls(log, session.id):
             if call[0].at_ms < since_ms:
                 continue
             cost, saved = price_call(call, prices)

@@ -9,7 +9,7 @@ has no influence on which sessions count. A session's cost is that of all its ca
 included, for each token of the client's own requests.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from functools import lru_cache
@@ -23,6 +23,7 @@ from proxy.context.pricing import MIN_SESSIONS, Cost, compare, price_estimate, p
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.engine.runtime import SystemClock
+from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.figures import TIERS, RoundFigures, Tally
 
@@ -31,7 +32,7 @@ Name = TypeVar("Name")
 
 _MAX_CARDS = 1024  # finding one takes longer than all else that is done with a call
 _MOST_LOSSES = 20
-_MOST_COMPARED = 1_000_000  # calls of a session
+_PAGE = 256  # calls; the event loop is blocked for 2 ms by each page
 _FIRST_DAY = date(1970, 1, 1)
 _NO_HOLDOUT = "no session was only observed so far; compaction.holdout_fraction says how many of them are"
 _TOO_FEW = f"too few sessions to tell: it takes {MIN_SESSIONS} of each that came up to the soft mark"
@@ -234,6 +235,15 @@ def group_calls(rounds: Iterable[RoundFigures]) -> Iterator[list[RoundFigures]]:
     return (list(call) for _, call in groupby(rounds, key=lambda row: row.n))
 
 
+async def read_calls(log: LogReader, session: str) -> AsyncIterator[list[RoundFigures]]:
+    """Yield the rounds of each call of a session, a page of them read at a time. Raises NotFound."""
+    after = 0
+    while rounds := await log.load_rounds(session, after, _PAGE):
+        after = rounds[-1].n
+        for call in group_calls(rounds):
+            yield call
+
+
 def price_round(row: RoundFigures, prices: PriceList) -> tuple[Cost | None, Cost | None]:
     """Return what a round cost, and what managing it saved; None for what is not known."""
     if row.input is None or row.kind == "recorded":
@@ -341,13 +351,10 @@ def _describe_total(totals: Iterable[SavedTotal]) -> SavingsTotal | None:
     known = [total for total in totals if total.is_known]
     if all(total.saved is None for total in known):
         return None
-    whole = SavedTotal(
-        sum((each.cost for each in known), start=Cost()),
-        sum((each.auxiliary for each in known), start=Cost()),
-        saved=sum((each.saved or Cost() for each in known), start=Cost()),
-    )
+    saved = sum((each.net for each in known), start=Cost())
+    whole = SavedTotal(sum((each.spent for each in known), start=Cost()), saved=saved)
     losses = [each.net for each in known if each.net.tokens < 0]
-    saved, lost = whole.net, sum(losses, start=Cost())
+    lost = sum(losses, start=Cost())
     return SavingsTotal(len(known), saved.tokens, saved.money, whole.share, len(losses), lost.tokens, lost.money)
 
 
@@ -404,16 +411,24 @@ class _Session:
             self.is_long = True
 
 
+async def _read_session(log: LogReader, name: str, total: SavedTotal, inputs: SavingsInputs) -> _Session | None:
+    """Return a session as it is compared, None if none of its calls might be managed, or it was erased."""
+    session: _Session | None = None
+    try:
+        async for rounds in read_calls(log, name):
+            if rounds[0].is_managed:
+                session = session or _Session(rounds[0].at_ms, bool(total.held))
+                session.add(rounds, inputs)
+    except NotFound:
+        return None
+    return session
+
+
 async def _compare_arms(log: LogReader, totals: dict[str, SavedTotal], inputs: SavingsInputs) -> dict[str, Any]:
     """Return what a report says of sessions that were managed and others that were only observed."""
-    sessions = []
-    for name, total in totals.items() if any(total.held for total in totals.values()) else ():
-        rows = [row for row in await log.load_rounds(name, 0, _MOST_COMPARED) if row.is_managed]
-        if rows:
-            session = _Session(rows[0].at_ms, bool(total.held))
-            for call in group_calls(rows):
-                session.add(call, inputs)
-            sessions.append(session)
+    is_held = any(total.held for total in totals.values())
+    read = [await _read_session(log, name, total, inputs) for name, total in totals.items() if is_held]
+    sessions = [session for session in read if session is not None]
     since = min((session.began_ms for session in sessions if session.is_held), default=None)
     recent = [each for each in sessions if since is not None and each.began_ms >= since]
     unmixed = [each for each in recent if not (each.is_held and each.is_cut)]

@@ -19,7 +19,7 @@ from proxy.engine.turns.calls import LocalClient
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.exchange import ClientRequest
 from proxy.model.log import ExchangeRow
-from proxy.read.savings import group_calls, price_call
+from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
@@ -30,7 +30,6 @@ from proxy.wire import FORMATS
 
 _IDLE_SECONDS = 5.0
 _PAGE = 256
-_MOST_CALLS = 1_000_000
 _PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
 _HOSTS = {
     "anthropic": "https://api.anthropic.com/v1",
@@ -166,8 +165,8 @@ class _Replay:
     async def _estimate(self) -> SessionEstimate:
         archive, transcript, usages = self._engine.archive, self._transcript, self._usage.usages
         client = [usage.input or 0 for usage in usages]
-        rows = [row for session in self._sessions for row in await archive.load_rounds(session, 0, _MOST_CALLS)]
-        exchanges = list(group_calls(row for row in rows if row.is_managed))
+        calls_of = [call for session in self._sessions async for call in read_calls(archive, session)]
+        exchanges = [call for call in calls_of if call[0].is_managed]
         sent = [rounds[-1].input or 0 for rounds in exchanges]
         upstream = exchanges[0][0].upstream if exchanges else self._upstream
         calls = zip(transcript.calls, usages, strict=True)

@@ -38,7 +38,7 @@ class HeldOut(FakeLog):
     """One session that was only observed."""
 
     async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
-        return work_out_bills((BILL,), session)
+        return work_out_bills((BILL,), session, after, limit)
 
     async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
         return tally_bills((BILL,))

@@ -38,7 +38,7 @@ class Book(UnmanagedLog):
         self.bills.append(replace(self.bills[-1], usage=usage, **changes))
 
     async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
-        return work_out_bills(self.bills, session)
+        return work_out_bills(self.bills, session, after, limit)
 
     async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
         return tally_bills(self.bills, sessions)

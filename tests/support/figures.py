@@ -251,9 +251,10 @@ class Bill:
     saving: float | None = None
 
 
-def work_out_bills(bills: Iterable[Bill], session: str) -> list[RoundFigures]:
-    """The rounds of a session."""
-    return [_work_out_bill(bill).figures for bill in bills if bill.session == session]
+def work_out_bills(bills: Iterable[Bill], session: str, after: int = 0, limit: int = 10_000) -> list[RoundFigures]:
+    """The rounds of a session's calls after number `after`."""
+    shown = range(after + 1, after + limit + 1)
+    return [_work_out_bill(bill).figures for bill in bills if bill.session == session and bill.seq in shown]
 
 
 def tally_bills(bills: Iterable[Bill], sessions: Sequence[str] | None = None) -> list[Tally]:

@@ -77,7 +77,7 @@ from proxy.reading import open_log as open_log
 from proxy.store.erasing.building import build_erasing
 from proxy.store.search.reader import SearchIndex
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
-from proxy.upstream.client import DirectClient
+from proxy.upstream.client import DirectClient, WebhookClient
 from proxy.upstream.litellm_library import is_installed, load_litellm
 from proxy.upstream.model_catalog import ModelCatalog
 from proxy.upstream.policy import UpstreamPolicy
@@ -263,13 +263,11 @@ def _build_events(
         bus, stream, prices, number=archive.number_calls, tasks=tasks, call_later=call_later, now_ms=clock.now_ms
     )
     policies, ids = settings.webhook_policies() if is_told else (), SystemIds()
-    return stream, Webhooks(stream, [_build_webhook(policy, bus, ids) for policy in policies])
+    return stream, Webhooks(stream, [_build_webhook(policy, bus, tasks, ids) for policy in policies])
 
 
-def _build_webhook(policy: WebhookPolicy, bus: EngineBus, ids: SystemIds) -> Webhook:
-    from proxy.upstream.httpx_client import WebhookClient  # noqa: PLC0415 - as said in build_upstream
-
-    client = WebhookClient(policy.url, policy.timeout)
+def _build_webhook(policy: WebhookPolicy, bus: EngineBus, tasks: TaskRunner, ids: SystemIds) -> Webhook:
+    client = WebhookClient(policy.url, policy.timeout, tasks.spawn)
     return Webhook(policy, client, bus, clock=SystemClock(), next_id=ids.next_exchange)
 
 
@@ -441,8 +439,7 @@ def build_upstream(
 ) -> ClosableUpstream:
     """Return the client of an upstream. Raises ConfigError if litellm is needed and not installed.
 
-    Only one behind a proxy needs httpx, whose import costs 60 ms and 6 MB, and only one of kind litellm needs that,
-    whose import costs 4 s and 150 MB.
+    Only one of kind litellm needs that, whose import costs 4 s and 150 MB.
     """
     if policy.kind == "litellm":
         if not is_installed():
@@ -452,11 +449,7 @@ def build_upstream(
 
         library = None if policy.is_deferred else load_litellm()
         return LitellmClient(policy, library, tasks.spawn, hop_id=hop_id, load=load_litellm)
-    if not policy.proxy:
-        return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
-    from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
-
-    return ProxiedClient(policy, tasks.spawn, hop_id=hop_id)
+    return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
 
 
 def build_models(

@@ -21,7 +21,6 @@ from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.reading import build_tally
-from proxy.upstream.httpx_client import ProxiedClient
 from proxy.upstream.tokenizer import CountingTokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -169,12 +168,6 @@ async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path
     assert [upstream.name for upstream in engine.upstreams] == ["first", "second"]
     assert engine.relay.problem == ""
     assert len(engine.tasks) == 0
-    await engine.close()
-
-
-async def test_an_upstream_behind_a_proxy_has_a_client_of_its_own(tmp_path: Path) -> None:
-    engine = await build_engine(settings_in(tmp_path, upstreams=[{"name": "a", "proxy": "http://127.0.0.1:9"}]))
-    assert [type(upstream) for upstream in engine.upstreams] == [ProxiedClient]
     await engine.close()
 
 

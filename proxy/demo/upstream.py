@@ -4,7 +4,6 @@ It bills as a provider does: prompts are counted, and what it has seen at the be
 from its cache.
 """
 
-import hashlib
 import json
 import re
 import threading
@@ -18,12 +17,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from proxy.context.provider_cache import CacheModel
 from proxy.demo.story import ScriptedStep, ScriptedTurn
+from proxy.engine.turns.responses import write_response
 from proxy.model.exchange import Usage
+from proxy.model.manifest import compute_digest
 from proxy.model.messages import RECALL_TOOL
+from proxy.trial.prompts import PromptCache, PromptPiece, count_prompt
+from proxy.wire import CHAT
 
 MODEL = "gpt-5"
-_LEAST_CACHED, _CACHED_STEP = 1024, 128
+_CACHING = CacheModel(block=128, minimum=1024)
 _PER_MESSAGE = 4
 _JOIN_SECONDS = 10.0
 _OF_SUMMARIES = "written by the proxy palimpsest", "You write "
@@ -36,23 +40,16 @@ class Meter:
     def __init__(self, count: Callable[[str], int]) -> None:
         self.count = count
         self._sizes: dict[str, int] = {}
-        self._seen: set[bytes] = set()
+        self._cache = PromptCache()
         self.usages: list[Usage] = []
 
     def add(self, body: dict[str, Any], answer: str) -> Usage:
         """Return the usage of a request with this answer, and remember its prompt."""
         parts = [{"tools": body.get("tools")}, *body["messages"]]
-        whole = cached = 0
-        digest = hashlib.sha256()
-        for part in parts:
-            text = json.dumps(part, ensure_ascii=False, sort_keys=True)
-            digest.update(text.encode())
-            prefix = digest.digest()
-            whole += self._size(text)
-            cached = whole if prefix in self._seen else cached
-            self._seen.add(prefix)
-        cached = cached // _CACHED_STEP * _CACHED_STEP if cached >= _LEAST_CACHED else 0
-        usage = Usage(input=whole, output=self._size(answer), cached=cached)
+        texts = [json.dumps(part, ensure_ascii=False, sort_keys=True) for part in parts]
+        prompt = [PromptPiece(compute_digest(text.encode()), self._size(text)) for text in texts]
+        cached = self._cache.take(prompt, _CACHING, 0.0)
+        usage = Usage(input=count_prompt(prompt), output=self._size(answer), cached=cached)
         self.usages.append(usage)
         return usage
 
@@ -89,21 +86,9 @@ class DemoUpstream:
         if self.summaries == asked:
             self.newest, self.newest_text = usage, content.decode()
             self._note_prefix(body["messages"], is_round=message.get("content") is None)
-        finish = "tool_calls" if message.get("tool_calls") else "stop"
-        document = {
-            "id": f"chatcmpl-{len(self.meter.usages):06d}",
-            "object": "chat.completion",
-            "created": 1_790_000_000 + len(self.meter.usages),
-            "model": MODEL,
-            "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-            "usage": {
-                "prompt_tokens": usage.input,
-                "completion_tokens": usage.output,
-                "total_tokens": (usage.input or 0) + (usage.output or 0),
-                "prompt_tokens_details": {"cached_tokens": usage.cached},
-            },
-        }
-        return JSONResponse(document)
+        number, answer = f"{len(self.meter.usages):06d}", [json.dumps(message).encode()]
+        told = write_response(CHAT.name, answer, number=number, model=MODEL, usage=usage)
+        return Response(told, media_type="application/json")
 
     async def _list(self, request: Request) -> Response:
         data = [{"id": MODEL, "object": "model", "created": 1_790_000_000, "owned_by": "demo"}]

@@ -6,14 +6,13 @@ a log of its own in a temporary directory, and calls nobody.
 
 import asyncio
 import email.utils
-import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from proxy import __version__
@@ -43,21 +42,26 @@ from proxy.engine.doctor.rehearsal import (
 from proxy.engine.policy import choose_upstream
 from proxy.model.card import LimitKey
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Usage
+from proxy.model.exchange import Headers, Usage
 from proxy.read.savings import SavingsInputs
 from proxy.running import find_server, read_admin_token
-from proxy.upstream.origin import make_key_header, make_tls_context, map_target, parse_base
-from proxy.upstream.policy import UpstreamPolicy
+from proxy.upstream.client import fetch
+from proxy.upstream.origin import make_key_header
+from proxy.upstream.policy import Auth, UpstreamPolicy
+from proxy.wire import CHAT, MESSAGES, RESPONSES
+from proxy.wire.headers import find_header
+from proxy.wire.json_values import read_object
+from proxy.wire.summary_request import list_headers, make_target
 
-_TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 _FINISH_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 _LIVE_TOKENS = 16
-_REFUSED = (401, 403)
-_WIRES = {"openai": ("chat_completions", "responses"), "anthropic": ("anthropic_messages",)}  # by API
+_OK, _REFUSED = 200, (401, 403)
+_MODELS = b"/v1/models"
+_WIRES = {"openai": (CHAT, RESPONSES), "anthropic": (MESSAGES,)}  # by API
+_VERSION = list_headers(MESSAGES)
 # The key of a client is sent to the provider that it belongs to, and to nobody else.
 _ENVIRONMENT_KEYS = {"api.openai.com": "OPENAI_API_KEY", "api.anthropic.com": "ANTHROPIC_API_KEY"}
-_ANTHROPIC_VERSION = {"anthropic-version": "2023-06-01"}
 
 
 def diagnose(settings: Settings, *, is_live: bool = False) -> Diagnosis:
@@ -73,7 +77,7 @@ def _take_upstreams(settings: Settings, server: ServerFacts, addresses: Sequence
     if "upstreams" in settings.model_fields_set or not addresses:
         return settings
     told = [msgspec.structs.asdict(each) for each in server.upstreams]
-    told = told or [{"name": httpx.URL(addresses[0]).host, "base_url": addresses[0]}]
+    told = told or [{"name": urlsplit(addresses[0]).hostname, "base_url": addresses[0]}]
     known = {"name", "kind", "base_url", "models", "window"}
     taken = [{key: value for key, value in each.items() if key in known and value} for each in told]
     return settings.model_copy(update={"upstreams": tuple(map(UpstreamSettings.model_validate, taken))})
@@ -93,7 +97,7 @@ async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool
     for policy in settings.upstream_policies():
         if policy.kind == "litellm":
             what = "litellm reaches this upstream, and no free call checks it; --live does not call it either."
-            found.append(Finding(name=f"upstream {policy.name}", state="ok", sentence=what))
+            found.append(Finding(f"upstream {policy.name}", "ok", what))
     found += [finding for probe in probes for finding in (judge_upstream(probe), judge_key(probe)) if finding]
     store = await inspect_store(settings, is_quick=True)
     found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
@@ -125,50 +129,35 @@ def _is_comparable(settings: Settings, server: ServerFacts, probe: UpstreamProbe
     )
 
 
-def find_key(policy: UpstreamPolicy, environment: Mapping[str, str]) -> dict[str, str]:
+def find_key(policy: UpstreamPolicy, environment: Mapping[str, str]) -> Headers:
     """Return the header with the key that calls to an upstream have, empty if only the clients have one.
 
     It is the one of the settings, else that of the environment if the upstream is the provider that it belongs to.
     """
     if (made := make_key_header(policy)) is not None:
-        return {made[0].decode(): made[1].decode("latin-1")}
-    host = httpx.URL(policy.base_url).host
+        return (made,)
+    host = urlsplit(policy.base_url).hostname or ""
     key = environment.get(_ENVIRONMENT_KEYS.get(host, ""), "")
-    if not key or policy.auth == "none":
-        return {}
-    return {"x-api-key": key} if host == "api.anthropic.com" else {"authorization": f"Bearer {key}"}
+    auth: Auth = "x-api-key" if host == "api.anthropic.com" else "bearer"
+    made = make_key_header(replace(policy, api_key=key, auth="none" if policy.auth == "none" else auth))
+    return (made,) if made is not None else ()
 
 
-async def probe_upstream(policy: UpstreamPolicy, key: Mapping[str, str]) -> UpstreamProbe:
+async def probe_upstream(policy: UpstreamPolicy, key: Headers) -> UpstreamProbe:
     """Ask an upstream for its list of models."""
     probe = UpstreamProbe(name=policy.name, address=policy.base_url, has_key=bool(key))
     began = time.monotonic()
     try:
-        async with open_client(policy) as client:
-            response = await client.get(_find_url(policy, "models"), headers={**_ANTHROPIC_VERSION, **key})
-    except (httpx.HTTPError, OSError) as error:
-        return msgspec.structs.replace(probe, problem=str(error) or type(error).__name__)
+        response = await fetch(policy, "GET", _MODELS, (*key, *_VERSION))
+    except ProxyError as error:
+        return msgspec.structs.replace(probe, problem=str(error))
     return msgspec.structs.replace(
         probe,
-        status=response.status_code,
+        status=response.status,
         models=_count_models(response.content),
         listing=response.content,
         seconds=time.monotonic() - began,
-        skew=_find_skew(response.headers.get("date", "")),
-    )
-
-
-def _find_url(policy: UpstreamPolicy, path: str) -> str:
-    """Return the URL to which the proxy sends what clients send to `/v1/{path}`."""
-    origin, base = parse_base(policy.base_url)
-    scheme = "https" if origin.is_tls else "http"
-    return f"{scheme}://{origin.host_header.decode()}{map_target(base, f'/v1/{path}'.encode()).path.decode()}"
-
-
-def open_client(policy: UpstreamPolicy) -> httpx.AsyncClient:
-    """Open a client that reaches an upstream as the proxy does: by its HTTP proxy if it has one."""
-    return httpx.AsyncClient(
-        proxy=policy.proxy or None, timeout=_TIMEOUT, trust_env=False, verify=make_tls_context(), follow_redirects=False
+        skew=_find_skew(find_header(response.headers, b"date").decode("latin-1")),
     )
 
 
@@ -202,13 +191,12 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
     if not address:
         return ServerFacts()
     token, status = read_admin_token(settings), 0
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+    server = UpstreamPolicy("server", address, token)
     try:
-        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, verify=False) as client:
-            response = await client.get(f"{address}/-/api/doctor", headers=headers)
-        status = response.status_code
-        told = msgspec.json.decode(response.content, type=Diagnosis) if response.status_code == 200 else None
-    except (httpx.HTTPError, msgspec.DecodeError):
+        response = await fetch(server, "GET", b"/-/api/doctor", ())
+        status = response.status
+        told = msgspec.json.decode(response.content, type=Diagnosis) if status == _OK else None
+    except (ProxyError, msgspec.DecodeError):
         told = None
     if told is None:
         return ServerFacts(address=address, is_refusing=status in _REFUSED)
@@ -224,22 +212,21 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
     )
 
 
-async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, str]) -> Finding:
+async def compare_passing(address: str, probe: UpstreamProbe, key: Headers) -> Finding:
     """Compare a call that is not managed, through the running server and directly: clients rely on such calls."""
     name = f"gateway {probe.name}"
     try:
-        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, verify=False) as client:
-            response = await client.get(f"{address}/v1/models", headers={**_ANTHROPIC_VERSION, **key})
-    except httpx.HTTPError as error:
-        what = f"The running server did not pass a call on: {error or type(error).__name__}."
-        return Finding(name=name, state="fault", sentence=what, advice="See the log of the server.")
-    facts = {"through": response.status_code, "direct": probe.status}
-    if response.status_code == probe.status:
+        response = await fetch(UpstreamPolicy("server", address), "GET", _MODELS, (*key, *_VERSION))
+    except ProxyError as error:
+        what = f"The running server did not pass a call on: {error}."
+        return Finding(name, "fault", what, "See the log of the server.")
+    facts = {"through": response.status, "direct": probe.status}
+    if response.status == probe.status:
         what = f"GET /v1/models gives {probe.status} through the running server, as it does directly."
-        return Finding(name=name, state="ok", sentence=what, facts=facts)
-    what = f"GET /v1/models gives {response.status_code} through the running server, and {probe.status} directly."
+        return Finding(name, "ok", what, facts=facts)
+    what = f"GET /v1/models gives {response.status} through the running server, and {probe.status} directly."
     advice = "Restart the server with these settings."
-    return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
+    return Finding(name, "warning", what, advice, facts=facts)
 
 
 async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[UpstreamProbe] = ()) -> list[Finding]:
@@ -261,7 +248,7 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
             engine = await build_engine(own, connect=lambda policy, *_: upstreams[policy.name])
         except ProxyError as error:
             what = f"No session could be rehearsed: {error}."
-            return [Finding(name="rehearsal", state="fault", sentence=what, advice="Make room for temporary files.")]
+            return [Finding("rehearsal", "fault", what, "Make room for temporary files.")]
         try:
             engine.prepare()
             await engine.warm()
@@ -271,11 +258,10 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
                     continue  # no call goes there
                 strategy = settings.engine_policy().find_strategy(model)
                 budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)
-                for wire in (
-                    _WIRES[find_api(policy.base_url)] if budget.usable else ()
-                ):  # else the model's finding says it
+                forms = _WIRES[find_api(policy.base_url)] if budget.usable else ()  # else the model's finding says it
+                for form in forms:
                     is_inferred = settings.sessions.infer
-                    session = RehearsedSession(engine.exchanges, upstream, wire, model, is_inferred=is_inferred)
+                    session = RehearsedSession(engine.exchanges, upstream, form, model, is_inferred=is_inferred)
                     played.append(await session.play(budget.high, strategy))
             await engine.tasks.finish(_FINISH_SECONDS)
         finally:
@@ -285,45 +271,26 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
     return [*found, *passing.values()]
 
 
-async def call_live(
-    settings: Settings, policy: UpstreamPolicy, key: Mapping[str, str], inputs: SavingsInputs
-) -> Finding:
+async def call_live(settings: Settings, policy: UpstreamPolicy, key: Headers, inputs: SavingsInputs) -> Finding:
     """Send an upstream one short call with the key, and say what it cost."""
     name, model = f"live {policy.name}", dict(reversed(await list_models(settings))).get(policy.name)
     if not key or model is None:
         what = "No key is known here, or no call goes there, so no call was made."
-        return Finding(
-            name=name, state="warning", sentence=what, advice="Set api_key, or the variable of the provider."
-        )
-    is_chat = find_api(policy.base_url) == "openai"
-    limit = "max_completion_tokens" if is_chat else "max_tokens"
-    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: _LIVE_TOKENS}
-    path = "chat/completions" if is_chat else "messages"
+        return Finding(name, "warning", what, "Set api_key, or the variable of the provider.")
+    form = _WIRES[find_api(policy.base_url)][0]
+    limit = "max_completion_tokens" if form is CHAT else "max_tokens"
+    body = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: _LIVE_TOKENS}
+    headers = ((b"content-type", b"application/json"), *key, *_VERSION)
     try:
-        async with open_client(policy) as client:
-            headers = {**_ANTHROPIC_VERSION, **key}
-            response = await client.post(_find_url(policy, path), json=body, headers=headers)
-    except (httpx.HTTPError, OSError) as error:
-        what = f"A short call failed: {error or type(error).__name__}."
-        return Finding(name=name, state="fault", sentence=what, advice="Check the upstream.")
-    if response.status_code != 200:
-        what = f"A short call of {model} gave {response.status_code}."
-        return Finding(name=name, state="fault", sentence=what, advice="Check the model's name, the key and its quota.")
-    usage = _read_usage(response.content)
-    money = inputs.prices.price(policy.name, model, usage).money
+        response = await fetch(policy, "POST", make_target(form), headers, msgspec.json.encode(body))
+    except ProxyError as error:
+        what = f"A short call failed: {error}."
+        return Finding(name, "fault", what, "Check the upstream.")
+    if response.status != _OK:
+        what = f"A short call of {model} gave {response.status}."
+        return Finding(name, "fault", what, "Check the model's name, the key and its quota.")
+    answer = form.read_answer(read_object(response.content.decode("utf-8", "replace")) or {})
+    money = inputs.prices.price(policy.name, model, answer.usage or Usage()).money
     price = "no price of it is known" if money is None else f"it cost ${money:.6f}"
     what = f"A short call of {model} was answered; {price}."
-    return Finding(name=name, state="ok", sentence=what, facts={"model": model, "money": money})
-
-
-def _read_usage(content: bytes) -> Usage:
-    try:
-        told = msgspec.json.decode(content).get("usage") or {}
-    except (msgspec.DecodeError, AttributeError):
-        return Usage()
-    read, written = (told.get(chat, told.get(other)) for chat, other in _USAGE_NAMES)
-    is_known = all(isinstance(count, int) and math.isfinite(count) for count in (read, written))
-    return Usage(input=read, output=written, cached=0) if is_known else Usage()
-
-
-_USAGE_NAMES: Sequence[tuple[str, str]] = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+    return Finding(name, "ok", what, facts={"model": model, "money": money})

@@ -224,6 +224,62 @@ def spell_in_stream(form: Format, headers: Headers, content: bytes, number: int 
     return form.spell_error(read_error_object(plain), number)
 
 
+class LocalClient:
+    """A client in this process, which keeps what comes; implements the port `Client`. What differs is overridden."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.labels: Headers = ()
+        self.error: ProxyError | None = None
+        self.is_whole = False
+        self._pieces: list[bytes] = []
+
+    @property
+    def content(self) -> bytes:
+        """The body so far."""
+        return b"".join(self._pieces)
+
+    @property
+    def session(self) -> str:
+        """Where the call is kept."""
+        return find_header(self.labels, b"x-palimpsest-session").decode("latin-1")
+
+    @property
+    def exchange(self) -> str:
+        """The id of the call in the log."""
+        return find_header(self.labels, b"x-palimpsest-exchange").decode("latin-1")
+
+    def label(self, fields: Headers) -> None:
+        """Take the fields that we add to the head."""
+        self.labels = fields
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Take the head. Only the first one counts."""
+        if not self.status:
+            self.status, self.headers = status, headers
+
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
+        """Take a piece of the body."""
+        self._pieces.append(content)
+        self.is_whole = self.is_whole or is_last
+        return True
+
+    async def drain(self) -> None:
+        """Return at once: there is room for all that comes."""
+
+    def fail(self, error: ProxyError) -> None:
+        """Take an error. Only the first one counts."""
+        self.error = self.error or error
+
+    def dismiss(self) -> None:
+        """Take that the call was cancelled."""
+        self.fail(UpstreamUnreachable("the call was cancelled"))
+
+    def abort(self) -> None:
+        """Take that no more comes."""
+
+
 class PassingClient:
     """Passes a response on to another client; implements the port `Client`. What differs is overridden."""
 

@@ -126,14 +126,18 @@ class UpstreamUnreachable(ProxyError):
 
 
 class UpstreamRefused(ProxyError):
-    """The upstream has refused a call of a program in this process, with this status and body."""
+    """The upstream has refused a call of a program in this process, with this status and body.
+
+    `retry_after` is in seconds, if the upstream sent it.
+    """
 
     code = "upstream_refused"
 
-    def __init__(self, message: str, status: int, body: bytes) -> None:
+    def __init__(self, message: str, status: int, body: bytes, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.body = body
+        self.retry_after = retry_after
 
 
 class StoreUnavailable(ProxyError):

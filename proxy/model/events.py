@@ -305,7 +305,10 @@ class LimitsTold(msgspec.Struct, frozen=True, gc=False):
 
 
 class AuxiliaryEnded(msgspec.Struct, frozen=True, gc=False):
-    """A call of our own has ended. `cost` is in tokens of uncached input."""
+    """A call of our own has ended. `cost` is in tokens of uncached input.
+
+    `made` counts the vectors that came, where the call was for those of passages, or of a query.
+    """
 
     exchange: str
     session: str
@@ -314,22 +317,7 @@ class AuxiliaryEnded(msgspec.Struct, frozen=True, gc=False):
     verdict: Literal["answered", "tool_call", "failed", "aborted"]
     cost: float
     seconds: float
-
-
-class EmbeddingEnded(msgspec.Struct, frozen=True, gc=False):
-    """A call of our own for the vectors of passages, or of a query, has ended. `made` counts those that came.
-
-    `cost` is in tokens of uncached input.
-    """
-
-    exchange: str
-    session: str
-    upstream: str
-    model: str
-    verdict: Literal["answered", "failed", "aborted"]
-    made: int
-    cost: float
-    seconds: float
+    made: int | None = None
 
 
 class CompactionStarted(msgspec.Struct, frozen=True, gc=False):
@@ -452,7 +440,6 @@ Event = (
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded
-    | EmbeddingEnded
     | CompactionStarted
     | CompactionEnded
     | SummaryAdded

@@ -28,7 +28,6 @@ from proxy.model.events import (
     CeilingExceeded,
     CeilingUnreachable,
     DoomLoopDetected,
-    EmbeddingEnded,
     EpochOpened,
     EpochRefused,
     Event,
@@ -155,7 +154,6 @@ class Metrics(Collector):
             SilentOverflowSeen: lambda event: self._add("palimpsest_silent_overflows", event.upstream, event.kind),
             CacheDiffers: lambda event: self._add("palimpsest_unlike_caches", event.upstream),
             AuxiliaryEnded: self._count_auxiliary,
-            EmbeddingEnded: self._count_embedding,
             SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
             DoomLoopDetected: lambda event: self._add(
                 "palimpsest_doom_loops", "same" if event.has_same_output else "other"
@@ -289,6 +287,11 @@ class Metrics(Collector):
         self._add("palimpsest_tokens_above_ceiling", count=event.tokens - event.usable)
 
     def _count_auxiliary(self, event: AuxiliaryEnded) -> None:
+        if event.made is not None:
+            self._add("palimpsest_embedding_calls", event.upstream, event.verdict)
+            self._add("palimpsest_embedding_tokens", count=event.cost)
+            self._add("palimpsest_embedded_texts", count=event.made)
+            return
         self._add("palimpsest_auxiliary_calls", event.upstream, event.verdict)
         self._add("palimpsest_auxiliary_tokens", count=event.cost)
         self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
@@ -296,8 +299,3 @@ class Metrics(Collector):
     def _count_erased(self, event: SessionsErased) -> None:
         self._add("palimpsest_erased_sessions", event.cause, count=event.count)
         self._add("palimpsest_erased_bytes", event.cause, count=event.bytes)
-
-    def _count_embedding(self, event: EmbeddingEnded) -> None:
-        self._add("palimpsest_embedding_calls", event.upstream, event.verdict)
-        self._add("palimpsest_embedding_tokens", count=event.cost)
-        self._add("palimpsest_embedded_texts", count=event.made)

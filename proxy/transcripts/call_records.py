@@ -21,8 +21,6 @@ from proxy.transcripts.transcript import (
 from proxy.wire import FORMATS
 from proxy.wire.json_values import read_text
 
-_ITEMS: dict[Wire, str] = {"responses": "input", "anthropic_messages": "messages", "chat_completions": "messages"}
-
 
 def is_call_record(lines: Iterable[Value]) -> bool:
     """Return whether these are such records."""
@@ -61,7 +59,7 @@ def _read_session(lines: Sequence[Value], name: str, path: str, *, broken: int, 
     form, head = FORMATS[wire], read_map(lines[0].get("request"))
     for line in lines:
         request, response = read_map(line.get("request")), read_map(line.get("response"))
-        conversation.continue_from(0, [encode(each) for each in read_list(request.get(_ITEMS[wire]))])
+        conversation.continue_from(0, [encode(each) for each in read_list(request.get(form.items_key))])
         usage = form.read_answer(response).usage
         is_known = usage is not None and bool(usage.input)
         model = read_text(request.get("model"))
@@ -73,7 +71,9 @@ def _read_session(lines: Sequence[Value], name: str, path: str, *, broken: int, 
         conversation.freeze(),
         tuple(conversation.calls),
         head={
-            key: value for key, value in head.items() if key not in (_ITEMS[wire], "model", "stream", "stream_options")
+            key: value
+            for key, value in head.items()
+            if key not in (form.items_key, "model", "stream", "stream_options")
         },
         source=path,
         broken=broken,

@@ -15,7 +15,7 @@ from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
 from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
-from proxy.engine.turns.calls import LocalClient
+from proxy.engine.response_stream import LocalClient
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.exchange import ClientRequest
 from proxy.model.log import ExchangeRow
@@ -23,11 +23,13 @@ from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
-from proxy.trial.requests import PATHS, Requests, make_response
+from proxy.trial.requests import Requests, make_response
 from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
-from proxy.wire import FORMATS
+from proxy.wire import FORMATS, MESSAGES
+from proxy.wire.summary_request import make_target
 
+_OK = 200
 _IDLE_SECONDS = 5.0
 _PAGE = 256
 _PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
@@ -37,7 +39,7 @@ _HOSTS = {
     "openrouter": "https://openrouter.ai/api/v1",
     "deepseek": "https://api.deepseek.com/v1",
 }
-_USUAL = {"anthropic_messages": "anthropic", "chat_completions": "openai", "responses": "openai"}
+_USUAL = {MESSAGES.name: "anthropic"}
 _NO_USAGE = "its transcript has no usage of {0}: counted, with what the provider's cache should hold"
 _MISSING = "its transcript is without {0}"
 _SIZED = "{0}: their size is taken from the usage of the first call"
@@ -52,7 +54,8 @@ def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> 
     groups: dict[str, list[Transcript]] = {}
     own = "upstreams" in settings.model_fields_set
     for transcript in transcripts:
-        name = "" if own else transcript.provider if transcript.provider in _HOSTS else _USUAL[transcript.wire]
+        usual = _USUAL.get(transcript.wire, "openai")
+        name = "" if own else transcript.provider if transcript.provider in _HOSTS else usual
         groups.setdefault(name, []).append(transcript)
     return groups
 
@@ -146,12 +149,14 @@ class _Replay:
 
         for upstream in self._upstreams:
             upstream.expect(number, answer)
-        request = ClientRequest("POST", PATHS[self._transcript.wire], requests.make_headers(number), body)
+        request = ClientRequest(
+            "POST", make_target(FORMATS[self._transcript.wire]), requests.make_headers(number), body
+        )
         await self._engine.exchanges.carry(request, self._transcript.wire, client)
         # When the next call comes, what is planned ahead for it has long been planned.
         await asyncio.sleep(0)
         await self._engine.worker.finish()
-        self._errors += client.has_failed
+        self._errors += client.error is not None or client.status != _OK
         self._sessions[client.session] = None
 
     async def _settle(self) -> None:

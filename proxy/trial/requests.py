@@ -6,16 +6,11 @@ from typing import Any
 from proxy.engine.turns.responses import write_response
 from proxy.model.exchange import Headers, Usage
 from proxy.transcripts.transcript import Transcript, TranscriptCall, Wire, encode, read_json, read_list, read_map
+from proxy.wire import FORMATS
 
-PATHS: Mapping[Wire, bytes] = {
-    "anthropic_messages": b"/v1/messages",
-    "chat_completions": b"/v1/chat/completions",
-    "responses": b"/v1/responses",
-}
 CALL = b"x-transcript-call"
 """The header by which the replayed upstream knows a call of the transcript."""
 
-_ITEMS: Mapping[Wire, str] = {"anthropic_messages": "messages", "chat_completions": "messages", "responses": "input"}
 _KEY = b"Bearer transcript"
 _FILLER = " the"  # one token in every encoding of ours
 
@@ -46,7 +41,7 @@ class Requests:
         return self._make(model, self._leading)
 
     def _make(self, model_name: str, items: Sequence[bytes]) -> bytes:
-        model, name = encode(model_name), encode(_ITEMS[self._wire])
+        model, name = encode(model_name), encode(FORMATS[self._wire].items_key)
         return b'{"model":%b%b,%b:[%b]}' % (model, self._head, name, b",".join(items))
 
     def make_headers(self, number: int) -> Headers:

@@ -1,4 +1,4 @@
-"""The pooling client of one upstream. All calls use it unless their upstream is behind a proxy.
+"""The pooling client of one upstream, perhaps behind an HTTP proxy, or of one receiver of webhooks.
 
 A client call makes at most one upstream call. A dead pooled connection is replaced before the request is sent. After
 that the request is repeated once, and only if the upstream cannot have read it (`HttpConnection.may_send_again`).
@@ -11,19 +11,34 @@ import math
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
+from proxy.engine.response_stream import SUCCESS
 from proxy.engine.runtime import Descriptors, WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.http_connection import HttpConnection
-from proxy.upstream.origin import choose_headers, make_key_header, make_tls_context, map_target, parse_base
+from proxy.upstream.origin import (
+    UpstreamTarget,
+    choose_headers,
+    is_near,
+    make_key_header,
+    make_tls_context,
+    map_target,
+    parse_base,
+    parse_proxy,
+)
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.headers import HOP, find_header, list_hops
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
+_MOST_READ = 65_536
+_CONNECT_SECONDS, _SILENT_SECONDS = 10.0, 20.0  # of a call of a command
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _RELIEF_SECONDS = 0.05
 _KEEP_SECONDS = 55.0
@@ -87,9 +102,10 @@ class ClientResponse:
 class DirectClient:
     """Sends requests to one upstream over its own connection pool; implements the port `Upstream`.
 
+    Behind an HTTP proxy an https upstream is reached by CONNECT, an http one by requests with an absolute URL.
     `spawn` starts the task that streams an upload while the response is awaited. `writes` batches small writes of many
     calls. `descriptors` frees file descriptors when none is left. `now` returns monotonic seconds. `hop_id` identifies
-    this server in `x-palimpsest-hop`, which is sent to near addresses only.
+    this server in `x-palimpsest-hop`, which is sent to near addresses only; behind a proxy, if the base URL names one.
     """
 
     def __init__(
@@ -105,8 +121,16 @@ class DirectClient:
         self.name = policy.name
         self._policy = policy
         self._spawn = spawn
-        self._origin, self._base_path = parse_base(policy.base_url)
+        self._origin, base = parse_base(policy.base_url)
+        self._map: Callable[[bytes], UpstreamTarget] = partial(map_target, base)
         self._host = self._origin.host_header
+        self._proxy = proxy = parse_proxy(policy.proxy)
+        self._near = self._origin if proxy is None else proxy.origin  # where connections lead
+        self._has_tunnel = proxy is not None and self._origin.is_tls
+        is_relayed = proxy is not None and not self._has_tunnel
+        self._absolute = b"http://%s" % self._host if is_relayed else b""  # before the path
+        self._fields = proxy.fields if proxy is not None and is_relayed else b""
+        self._where = f"the upstream {self.name!r}{' through its proxy' if proxy is not None else ''}"
         self._idle: list[HttpConnection] = []  # longest idle first
         self._closed_at = math.inf  # idle time after which the upstream was seen to close connections, seconds
         self._now = now
@@ -120,10 +144,10 @@ class DirectClient:
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
         """Send one request. A streamed body gets a new connection, because it could not be sent twice."""
-        mapped = map_target(self._base_path, target)
+        mapped = self._map(target)
         lines = [b"%s: %s\r\n" % header for header in choose_headers(headers, self._key, mapped)]
-        start = (method.encode(), mapped.path, self._host, b"".join(lines))
-        head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%s" % start
+        start = (method.encode(), self._absolute, mapped.path, self._host, b"".join(lines), self._fields)
+        head = b"%s %s%s HTTP/1.1\r\nhost: %s\r\n%s%s" % start
         if not isinstance(body, bytes):
             return await self._send_stream(method, head, headers, body)
         if body or method in ("POST", "PUT", "PATCH"):
@@ -179,7 +203,7 @@ class DirectClient:
         return ClientResponse(connection, self._give_back, upload)
 
     async def _connect(self) -> HttpConnection:
-        if self._origin.is_tls and self._tls is None:
+        if self._tls is None and (self._origin.is_tls or self._near.is_tls):
             self._tls = make_tls_context()
         try:
             async with asyncio.timeout(self._policy.connect_timeout):
@@ -192,20 +216,42 @@ class DirectClient:
                 return await self._open()
         except TimeoutError:
             raise UpstreamUnreachable(
-                f"no connection to the upstream {self.name!r} within {self._policy.connect_timeout:g} s",
+                f"no connection to {self._where} within {self._policy.connect_timeout:g} s",
                 was_silent=True,
             ) from None
         except OSError as error:
-            raise UpstreamUnreachable(f"no connection to the upstream {self.name!r}: {error}") from error
+            raise UpstreamUnreachable(f"no connection to {self._where}: {error}") from error
 
     async def _open(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             lambda: HttpConnection(loop, self._writes, self._note_idle_close),
-            self._origin.host,
-            self._origin.port,
-            ssl=self._tls if self._origin.is_tls else None,
+            self._near.host,
+            self._near.port,
+            ssl=self._tls if self._near.is_tls else None,
         )
+        return await self._open_tunnel(connection) if self._has_tunnel else connection
+
+    async def _open_tunnel(self, proxied: HttpConnection) -> HttpConnection:
+        """Return a connection to the upstream through the tunnel that the proxy opens on another one."""
+        loop, proxy = asyncio.get_running_loop(), self._proxy
+        assert proxy is not None and self._tls is not None, "it leads to an https upstream"
+        host, place = self._origin.host, self._origin.address
+        head = b"CONNECT %s HTTP/1.1\r\nhost: %s\r\n%s\r\n" % (place, place, proxy.fields)
+        connection = HttpConnection(loop, self._writes, self._note_idle_close)
+        try:
+            proxied.begin("CONNECT", head, b"", self._policy.connect_timeout)
+            await proxied.wait_for_head()
+            if proxied.status not in SUCCESS:
+                raise UpstreamUnreachable(
+                    f"the proxy of the upstream {self.name!r} refused to connect: {proxied.status}"
+                )
+            secured = await loop.start_tls(proxied.hand_over(), connection, self._tls, server_hostname=host)
+        except BaseException:
+            proxied.close()
+            raise
+        assert secured is not None, "the transport is open"
+        connection.connection_made(secured)
         return connection
 
     def _take_idle(self) -> HttpConnection | None:
@@ -240,9 +286,55 @@ class DirectClient:
 
     def _hop_field(self, headers: Headers, connection: HttpConnection) -> bytes:
         """Return the header by which palimpsest servers detect loops; empty for peers in the public network."""
-        if not self._hop_id or not connection.is_near:
+        if not self._hop_id or not (connection.is_near if self._proxy is None else is_near(self._origin.host)):
             return b""
         return b"%s: %s\r\n" % (HOP, b", ".join([*list_hops(headers), self._hop_id]))
+
+
+class WebhookClient(DirectClient):
+    """Posts to one address of the settings as it is. It follows no redirect, uses no proxy, and keeps no cookie."""
+
+    def __init__(self, url: str, seconds: float, spawn: Spawn) -> None:
+        super().__init__(UpstreamPolicy("webhook", url, connect_timeout=seconds, idle_timeout=seconds), spawn)
+        parts = urlsplit(url)
+        self._target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}".encode()
+        self._map = lambda target: UpstreamTarget(target, is_under_base=False)
+        self._seconds = seconds
+
+    async def post(self, headers: Headers, body: bytes) -> int:
+        """Return the status of the response, of whose body little is read. Raises TimeoutError, UpstreamUnreachable."""
+        async with asyncio.timeout(self._seconds):
+            response = await self.send("POST", self._target, headers, body)
+            try:
+                left = _MOST_READ
+                while left > 0 and not response.is_ended:  # a connection whose response was read is used again
+                    left -= len(await response.read())
+                return response.status
+            finally:
+                response.close()
+
+
+class Received(NamedTuple):
+    """A whole response."""
+
+    status: int
+    headers: Headers
+    content: bytes
+
+
+async def fetch(policy: UpstreamPolicy, method: str, target: bytes, headers: Headers, body: bytes = b"") -> Received:
+    """Make one call of a command to an upstream, or to our own server, as the proxy reaches it. Raises ProxyError."""
+    quick = replace(policy, connect_timeout=_CONNECT_SECONDS, idle_timeout=_SILENT_SECONDS)
+    client = DirectClient(quick, asyncio.get_running_loop().create_task)
+    try:
+        response = await client.send(method, target, (*headers, (b"user-agent", b"palimpsest")), body)
+        content = b""
+        while piece := await response.read():
+            content += piece
+        response.close()
+        return Received(response.status, response.headers, content)
+    finally:
+        client.close()
 
 
 async def _upload(connection: HttpConnection, body: RequestBody, *, is_chunked: bool) -> None:

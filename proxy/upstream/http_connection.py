@@ -285,6 +285,14 @@ class HttpConnection(asyncio.Protocol):
             self.close()
         return is_kept
 
+    def hand_over(self) -> asyncio.Transport:
+        """Return the transport for another protocol: a proxy has opened a tunnel on it."""
+        self._stop_watching()
+        self._incoming.close()
+        self._incoming = _IDLE
+        assert self._transport is not None, "its response has come"
+        return self._transport
+
     def close(self) -> None:
         """Close at once, and discard unread bytes."""
         self._stop_watching()

@@ -15,8 +15,9 @@ import orjson
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.response_stream import WholeResponse
-from proxy.model.errors import BadRequest, NotFound, TooLarge
+from proxy.model.errors import BadRequest, NotFound, ProxyError, TooLarge, UpstreamUnreachable
 from proxy.model.exchange import Headers
+from proxy.upstream.client import Spawn
 from proxy.upstream.litellm_errors import ProviderRefusal, mapping_errors, pick_headers
 from proxy.upstream.litellm_library import (
     ENTRY_POINTS,
@@ -28,7 +29,6 @@ from proxy.upstream.litellm_library import (
 )
 from proxy.upstream.origin import is_near
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.upstream.received_response import ReceivedResponse, Spawn
 from proxy.wire import FORMATS, find_wire
 from proxy.wire.body import decode_content
 from proxy.wire.headers import HOP, find_credential, find_header, list_hops, strip_scheme
@@ -38,6 +38,7 @@ _STREAM: Headers = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"c
 _MOST_BYTES = 64 * 1024 * 1024
 # The head of a stream waits so long for its first piece, with which most providers say what is wrong.
 _HEAD_SECONDS = 5.0
+_HIGH_WATER = 256 * 1024
 # Sent where neither the settings nor the client have a key: litellm would take one from the environment.
 _NO_KEY = "none"
 _PATTERN = frozenset("*?[")
@@ -102,8 +103,8 @@ class LitellmClient:
                 answer = await call(**handed, **options)
         if not hasattr(answer, "__aiter__"):
             return WholeResponse(200, pick_headers(_find_headers(answer)), write_whole(answer))
-        response = LitellmStream(answer, ENTRY_POINTS[wire], self._policy, pick_headers(_find_headers(answer)))
-        response.start(self._spawn)
+        headers = pick_headers(_find_headers(answer))
+        response = LitellmStream(answer, ENTRY_POINTS[wire], self._policy, headers, self._spawn)
         try:
             await response.wait_for_head()
         except BaseException:
@@ -147,36 +148,80 @@ class LitellmClient:
         return WholeResponse(200, (), orjson.dumps({"object": "list", "data": listed}))
 
 
-class LitellmStream(ReceivedResponse):
-    """A streamed response. Each chunk is written as the wire has it, and passed on before the next is asked for."""
+class LitellmStream:
+    """A streamed response; implements the port `UpstreamResponse`.
 
-    def __init__(self, stream: Any, entry: EntryPoint, policy: UpstreamPolicy, headers: Headers) -> None:
-        super().__init__(200, (*_STREAM, *headers))
+    A task of its own receives it: a cancelled read would end the stream, but readers may stop waiting and read again
+    later. Each chunk is written as the wire has it. The task waits while more than `_HIGH_WATER` bytes are unread.
+    """
+
+    def __init__(self, stream: Any, entry: EntryPoint, policy: UpstreamPolicy, headers: Headers, spawn: Spawn) -> None:
+        self.status = 200
+        self.headers: Headers = (*_STREAM, *headers)
+        self.is_received = False
         self._stream = stream
         self._entry = entry
         self._policy = policy
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._error: ProxyError | ProviderRefusal | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._refusal: ProviderRefusal | None = None
-        self._is_head_sent = False
+        self._is_head_sent = self._is_started = self._is_closed = False
+        self._task = spawn(self._receive())
 
     async def wait_for_head(self) -> None:
         """Wait until something has come, for seconds at most. Raises ProviderRefusal or ProxyError."""
         await asyncio.wait((self._begun,), timeout=_HEAD_SECONDS)
         self._is_head_sent = True
-        if self._refusal is not None:
-            raise self._refusal
-        self.raise_early_error()
+        if self._error is not None and not self._pieces:
+            raise self._error
 
-    async def receive(self) -> None:
-        """Receive the body, then close the stream."""
+    @property
+    def is_ended(self) -> bool:
+        """Whether every byte has been read."""
+        return self.is_received and not self._pieces
+
+    async def read(self) -> bytes:
+        """Return the next bytes, empty at the end."""
+        while not self._pieces:
+            if self.is_received:
+                return b""
+            await self._wait()
+        return self._take()
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Pass received bytes to `take` until that returns False or the whole response has come."""
+        while not self.is_received:
+            if not self._pieces:
+                await self._wait()
+            elif not take(self._take()):
+                return
+
+    def close(self) -> None:
+        """Stop receiving unless the whole response has come."""
+        self._is_closed = True
+        if self._is_started and not self.is_received:
+            self._task.cancel()
+
+    async def _receive(self) -> None:
+        """Receive the body, then close the stream. What ends it early is raised to the reader."""
+        self._is_started = True
         try:
-            await super().receive()
+            if not self._is_closed:
+                await self._receive_body()
+                self.is_received = self._error is None
+        except ProxyError as error:
+            self._error = error
         finally:
-            self._begin()
+            if not self.is_received and self._error is None:
+                self._error = UpstreamUnreachable("the response was given up")
+            _resolve(self._arrival)
+            _resolve(self._begun)
             await close_stream(self._stream)
 
-    async def receive_body(self) -> None:
-        """Receive the body."""
+    async def _receive_body(self) -> None:
         iterator, policy = iterate(self._stream), self._policy
         try:
             with mapping_errors(policy.name, (policy.api_key,)):
@@ -185,19 +230,46 @@ class LitellmStream(ReceivedResponse):
                         chunk = await anext(iterator, None)
                     if chunk is None:
                         break
-                    self._begin()
-                    await self.put(self._entry.write_event(chunk))
+                    _resolve(self._begun)
+                    await self._put(self._entry.write_event(chunk))
             if end := self._entry.end:
-                await self.put(end)
+                await self._put(end)
         except ProviderRefusal as refusal:
-            if not self._is_head_sent and not self._begun.done():
-                self._refusal = refusal
-                return
-            await self.put(self._entry.write_error(refusal.body))
+            if self._is_head_sent or self._begun.done():
+                await self._put(self._entry.write_error(refusal.body))
+            else:
+                self._error = refusal
 
-    def _begin(self) -> None:
-        if not self._begun.done():
-            self._begun.set_result(None)
+    async def _put(self, piece: bytes) -> None:
+        """Take a piece of the body; wait while too much is unread."""
+        self._pieces.append(piece)
+        self._buffered += len(piece)
+        _resolve(self._arrival)
+        if self._buffered > _HIGH_WATER:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    async def _wait(self) -> None:
+        """Wait until the task has received something. Raises the error that ended the response."""
+        if self._error is not None:
+            raise self._error
+        self._arrival = asyncio.get_running_loop().create_future()
+        try:
+            await self._arrival
+        finally:
+            self._arrival = None
+
+    def _take(self) -> bytes:
+        content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._buffered = 0
+        _resolve(self._room)
+        return content
+
+
+def _resolve(future: "asyncio.Future[None] | None") -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
 
 
 async def _read_all(body: RequestBody) -> bytes:

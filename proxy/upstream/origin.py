@@ -8,7 +8,8 @@ import ipaddress
 import re
 import socket
 import ssl
-from dataclasses import dataclass
+from base64 import b64encode
+from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import certifi
@@ -37,13 +38,23 @@ class Origin:
     is_tls: bool
 
     @property
+    def address(self) -> bytes:
+        """The host and the port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}".encode("ascii" if host.isascii() else "idna")
+
+    @property
     def host_header(self) -> bytes:
         """The value of the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default = _DEFAULT_PORTS["https" if self.is_tls else "http"]
-        return (host if self.port == default else f"{host}:{self.port}").encode(
-            "idna" if host.isascii() is False else "ascii"
-        )
+        return self.address.removesuffix(b":%d" % _DEFAULT_PORTS["https" if self.is_tls else "http"])
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProxy:
+    """An HTTP proxy, and the header fields that name its user, each with the end of its line."""
+
+    origin: Origin
+    fields: bytes = field(repr=False)
 
 
 class UpstreamTarget(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +71,15 @@ def parse_base(base_url: str) -> tuple[Origin, bytes]:
         raise ValueError(f"{base_url!r} is not an http(s) address")
     origin = Origin(parts.hostname, parts.port or _DEFAULT_PORTS[parts.scheme], parts.scheme == "https")
     return origin, parts.path.rstrip("/").encode("ascii")
+
+
+def parse_proxy(url: str) -> HttpProxy | None:
+    """Return the proxy at a URL, which may have a user and a password; None for an empty one."""
+    if not url:
+        return None
+    user = urlsplit(url).netloc.rpartition("@")[0]
+    told = b":".join(map(unquote_to_bytes, user.partition(":")[::2]))
+    return HttpProxy(parse_base(url)[0], b"proxy-authorization: Basic %s\r\n" % b64encode(told) if user else b"")
 
 
 def _hides_trick(path: bytes) -> bool:

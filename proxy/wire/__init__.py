@@ -7,7 +7,8 @@ from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
 
-FORMATS: Mapping[str, Format] = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
+CHAT, RESPONSES, MESSAGES = ChatCompletions(), Responses(), AnthropicMessages()
+FORMATS: Mapping[str, Format] = {form.name: form for form in (CHAT, RESPONSES, MESSAGES)}
 """All formats by name."""
 
 # Only the endings count, since clients use various prefixes: Azure's `/openai/deployments/NAME`, `/api/v1`, or none.

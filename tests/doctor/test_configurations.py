@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
 from proxy.config import make_settings
 from proxy.doctor import examination
 from proxy.doctor.examination import diagnose
+from proxy.model.exchange import Headers
+from proxy.upstream.client import Received
 from proxy.upstream.policy import UpstreamPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -94,12 +95,12 @@ WARNINGS: dict[str, set[str]] = {
 }
 
 
-def respond(request: httpx.Request) -> httpx.Response:
+async def respond(policy: UpstreamPolicy, method: str, target: bytes, headers: Headers, body: bytes = b"") -> Received:
     """A provider that lists its models to those with the right key, at its own path."""
-    key = request.headers.get("x-api-key") or request.headers.get("authorization", "")
-    if not request.url.path.endswith("/v1/models"):
-        return httpx.Response(404)
-    return httpx.Response(200, json={"data": []}) if "right" in key else httpx.Response(401)
+    keys = [value for name, value in headers if name in (b"x-api-key", b"authorization")]
+    if target != b"/v1/models":
+        return Received(404, (), b"")
+    return Received(200, (), b'{"data":[]}') if any(b"right" in key for key in keys) else Received(401, (), b"")
 
 
 @pytest.mark.no_cover
@@ -107,7 +108,7 @@ def respond(request: httpx.Request) -> httpx.Response:
 def test_no_settings_break_it_and_nothing_false_is_told(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "open_client", open_scripted)
+    monkeypatch.setattr(examination, "fetch", respond)
     text = json.dumps((EXAMPLES | SENSIBLE)[name])
     for place in set(re.findall(r'"(/run/[^"]+)"', text)):
         secret = tmp_path / Path(place).name
@@ -123,8 +124,3 @@ def test_no_settings_break_it_and_nothing_false_is_told(
     if given.get("mode") != "observe":
         rehearsed = {str(each.facts["upstream"]) for each in found if each.name == "shortening"}
         assert rehearsed == {each["name"] for each in given.get("upstreams", [{"name": "openai"}])}
-
-
-def open_scripted(policy: UpstreamPolicy) -> httpx.AsyncClient:
-    """A client of that provider, whatever the upstream."""
-    return httpx.AsyncClient(transport=httpx.MockTransport(respond))

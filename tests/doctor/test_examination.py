@@ -17,10 +17,12 @@ from proxy.config.settings import Settings
 from proxy.doctor.examination import call_live, find_key, probe_upstream, rehearse
 from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_models
 from proxy.engine.doctor.findings import Finding
-from proxy.engine.doctor.rehearsal import HeardClient, RehearsalUpstream, RehearsedConversation
+from proxy.engine.doctor.rehearsal import RehearsalUpstream, RehearsedConversation
 from proxy.engine.lineage.misplaced_keys import MisplacedKey
-from proxy.model.exchange import ClientRequest
+from proxy.engine.response_stream import LocalClient
+from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.sqlite.archive import open_sqlite
+from proxy.wire import CHAT
 from tests.journeys.provider import run_application, run_provider
 from tests.store.samples import make_key, make_opening, make_outcome, make_round
 from tests.support.scripted import LIMIT
@@ -116,14 +118,14 @@ def make_policy(**values: Any) -> Any:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"base_url": "https://api.openai.com/v1"}, {"authorization": "Bearer sk-mine"}),
-        ({"base_url": "https://api.anthropic.com/v1"}, {"x-api-key": "sk-theirs"}),
-        ({"base_url": "http://127.0.0.1:9/v1"}, {}),
-        ({"base_url": "https://api.openai.com.example.org/v1"}, {}),
-        ({"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-set"}, {"authorization": "Bearer sk-set"}),
+        ({"base_url": "https://api.openai.com/v1"}, ((b"authorization", b"Bearer sk-mine"),)),
+        ({"base_url": "https://api.anthropic.com/v1"}, ((b"x-api-key", b"sk-theirs"),)),
+        ({"base_url": "http://127.0.0.1:9/v1"}, ()),
+        ({"base_url": "https://api.openai.com.example.org/v1"}, ()),
+        ({"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-set"}, ((b"authorization", b"Bearer sk-set"),)),
     ],
 )
-def test_a_key_goes_to_its_own_provider_only(values: dict[str, str], expected: dict[str, str]) -> None:
+def test_a_key_goes_to_its_own_provider_only(values: dict[str, str], expected: Headers) -> None:
     environment = {"OPENAI_API_KEY": "sk-mine", "ANTHROPIC_API_KEY": "sk-theirs"}
     assert find_key(make_policy(**values), environment) == expected
 
@@ -147,17 +149,17 @@ def address() -> Iterator[str]:
 
 
 async def test_an_upstream_is_asked_for_its_models_alone(address: str) -> None:
-    probe = await probe_upstream(make_policy(base_url=address), {"authorization": "Bearer sk-right"})
+    probe = await probe_upstream(make_policy(base_url=address), ((b"authorization", b"Bearer sk-right"),))
     assert (probe.status, probe.models, probe.problem, probe.has_key) == (200, 2, "", True)
     assert probe.skew is not None and abs(probe.skew) < 60
-    refused = await probe_upstream(make_policy(base_url=address), {})
+    refused = await probe_upstream(make_policy(base_url=address), ())
     assert (refused.status, refused.models, refused.has_key) == (401, 0, False)
 
 
 async def test_an_upstream_that_is_not_there_is_told() -> None:
     with run_provider() as provider:
         gone = provider.base_url
-    probe = await probe_upstream(make_policy(base_url=gone), {})
+    probe = await probe_upstream(make_policy(base_url=gone), ())
     assert probe.status == 0 and probe.problem
 
 
@@ -165,11 +167,11 @@ async def test_a_live_call_says_its_price(address: str, tmp_path: Path) -> None:
     settings = make(tmp_path, upstreams=[{"name": "main", "base_url": address}])
     (policy,) = settings.upstream_policies()
     inputs = await measure(settings)
-    made = await call_live(settings, policy, {"authorization": "Bearer sk-right"}, inputs)
+    made = await call_live(settings, policy, ((b"authorization", b"Bearer sk-right"),), inputs)
     assert made.state == "ok" and made.facts["money"] == pytest.approx(1000 * 1.25e-6 + 100 * 10e-6)
-    assert (await call_live(settings, policy, {}, inputs)).state == "warning"
+    assert (await call_live(settings, policy, (), inputs)).state == "warning"
     other = make(tmp_path, upstreams=[{"name": "main", "base_url": address, "models": ["other"]}])
-    assert (await call_live(other, policy, {"authorization": "Bearer sk-right"}, inputs)).state == "fault"
+    assert (await call_live(other, policy, ((b"authorization", b"Bearer sk-right"),), inputs)).state == "fault"
 
 
 async def test_nothing_is_made_where_nothing_is(tmp_path: Path) -> None:
@@ -214,9 +216,9 @@ async def test_a_credential_of_another_provider_passes_and_is_told(tmp_path: Pat
     try:
         engine.prepare()
         fields = ((b"content-type", b"application/json"), (b"authorization", b"Bearer sk-ant-api03-0123456789abcdef"))
-        body = RehearsedConversation("chat_completions", "gpt-5", "alpha").write()
+        body = RehearsedConversation(CHAT, "gpt-5", "alpha").write()
         for _ in range(2):
-            client = HeardClient()
+            client = LocalClient()
             request = ClientRequest("POST", b"/v1/chat/completions", fields, body)
             await engine.exchanges.carry(request, "chat_completions", client)
             assert client.status == 200 and dict(upstream.headers)[b"authorization"] == fields[1][1]

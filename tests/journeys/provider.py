@@ -249,6 +249,7 @@ def run_application(application: Starlette) -> Iterator[int]:
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     sock = config.bind_socket()
+    sock.listen()  # so that who asks at once waits, and is not refused
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     try:

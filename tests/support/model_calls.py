@@ -64,7 +64,7 @@ class Setup:
 
     def begin(self, **changes: Any) -> "asyncio.Task[ModelResponse | FailedCall]":
         """Ask in a task of its own."""
-        return asyncio.create_task(self.caller.call(self.make_call(**changes)))
+        return asyncio.create_task(self.caller.call(self.make_call(**changes), is_manual=True))
 
     def list_events(self, kind: type[Any]) -> list[Any]:
         """The events of a kind so far."""

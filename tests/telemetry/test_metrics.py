@@ -16,7 +16,6 @@ from proxy.model.events import (
     CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
-    EmbeddingEnded,
     EpochOpened,
     ExchangeRecorded,
     Nudged,
@@ -103,8 +102,8 @@ def test_calls_of_our_own_are_counted_apart() -> None:
 def test_vectors_are_counted_by_what_they_cost_and_what_came() -> None:
     health = IndexHealth(vectors=40, without_vectors=2)
     metrics = Metrics(lambda: HEALTH, lambda: 0, index=lambda: health)
-    metrics.count(EmbeddingEnded("x1", "s", "openai", "e", "answered", 60, 70.5, 3.0))
-    metrics.count(EmbeddingEnded("x2", "s", "openai", "e", "failed", 0, 1.5, 1.0))
+    metrics.count(AuxiliaryEnded("x1", "s", "openai", "e", "answered", 70.5, 3.0, 60))
+    metrics.count(AuxiliaryEnded("x2", "s", "openai", "e", "failed", 1.5, 1.0, 0))
     told = read(metrics)
     assert told["palimpsest_embedding_calls_total", (("upstream", "openai"), ("verdict", "answered"))] == 1
     assert told["palimpsest_embedding_calls_total", (("upstream", "openai"), ("verdict", "failed"))] == 1

@@ -1,11 +1,13 @@
 """Where requests go: paths under a base URL, tricks in them, and upstreams that are this server."""
 
+from base64 import b64encode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.errors import BadRequest
-from proxy.upstream.origin import Origin, UpstreamTarget, leads_back, map_target, name_address, parse_base
+from proxy.upstream.origin import Origin, UpstreamTarget, leads_back, map_target, name_address, parse_base, parse_proxy
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,16 @@ def test_anything_else_is_no_base_url(url: str) -> None:
 )
 def test_the_host_header_names_the_port_where_it_is_not_the_usual_one(origin: Origin, field: bytes) -> None:
     assert origin.host_header == field
+
+
+@pytest.mark.parametrize(
+    ("user", "told"), [("", b""), ("u@", b"u:"), ("u:p@", b"u:p"), ("u%40x:a%2Fb@", b"u@x:a/b"), ("u:a:b@", b"u:a:b")]
+)
+def test_a_proxy_is_told_the_user_and_the_password_of_its_url(user: str, told: bytes) -> None:
+    found = parse_proxy(f"http://{user}proxy.example:3128/")
+    assert found is not None
+    assert found.origin == Origin("proxy.example", 3128, False)
+    assert found.fields == (b"proxy-authorization: Basic %s\r\n" % b64encode(told) if told else b"")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -40,6 +41,13 @@ def list_summary_models(
     for name in dict.fromkeys((policy.model or model, *policy.fallback_models)):
         claiming = next((route.upstream for route in routes if name != model and route.claims(name)), home)
         yield SummaryModel(claiming if claiming.name in policy.may_receive else home, name)
+
+
+def find_own_upstream(
+    policy: CompactionPolicy, own: str, home: Upstream, model: str, routes: Sequence[Route]
+) -> Upstream:
+    """Return the upstream at which the model `own` is asked about a conversation with `model` at `home`."""
+    return next(list_summary_models(replace(policy, model=own, fallback_models=()), home, model, routes)).upstream
 
 
 def is_summary_due(

@@ -270,37 +270,34 @@ class Summarizer:
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
         """Send a prompt, and again with more output tokens if reasoning used all. Return None if not allowed."""
-        health, session = self.health, each.job.request.state.request.session
-        is_manual, body, response = each.job.options is not None, prompt.body, None
-        for is_first in (True, False):
-            if why := health.find_objection(
-                session, each.credential, *each.names, expected=prompt.expected, is_manual=is_manual
-            ):
-                each.add_problem(why)
-                break
-            if not await each.keeps_lease():
-                each.attempts.is_lost = True
-                break
-            health.breakers.record_start(*each.names, self.clock.monotonic())
-            response = await self.caller.call(_make_call(each, prompt, body, self._find_form(each)))
-            if response.exchange:
-                each.attempts.calls.append(response.exchange)
-            larger = (
-                raise_output_limit(body) if isinstance(response, ModelResponse) and response.has_no_room_left else None
-            )
-            if not is_first or larger is None:
-                break
-            body = larger
-        self._record_failure(each, response)
+        response = await self._send(each, prompt, prompt.body)
+        if isinstance(response, ModelResponse) and response.has_no_room_left:
+            larger = raise_output_limit(prompt.body)
+            response = (await self._send(each, prompt, larger) if larger is not None else None) or response
+        if response is not None:
+            self._record_failure(each, response)
         return response
 
-    def _record_failure(self, each: _Attempt, response: ModelResponse | FailedCall | None) -> None:
+    async def _send(self, each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelResponse | FailedCall | None:
+        """Send a body once. Return None if the lease is lost, or it is not allowed."""
+        if not await each.keeps_lease():
+            each.attempts.is_lost = True
+            return None
+        asked, is_manual = _make_call(each, prompt, body, self._find_form(each)), each.job.options is not None
+        response = await self.caller.call(asked, is_manual=is_manual)
+        if isinstance(response, FailedCall) and not response.exchange:
+            each.add_problem(response.reason)
+            return None
+        each.attempts.calls.append(response.exchange)
+        return response
+
+    def _record_failure(self, each: _Attempt, response: ModelResponse | FailedCall) -> None:
         """Record the failure of a call, if it failed. One that the prompt may have caused counts for this task only."""
         if isinstance(response, FailedCall):
             problem, is_due_to_prompt = response.reason, response.status in _DUE_TO_REQUEST
-        elif response is not None and response.is_tool_call:
+        elif response.is_tool_call:
             problem, is_due_to_prompt = "it called a tool", True
-        elif response is not None and response.has_no_room_left:
+        elif response.has_no_room_left:
             each.attempts.is_speechless = not each.is_by_provider
             problem, is_due_to_prompt = "reasoning took all its tokens", True
         else:

@@ -169,9 +169,9 @@ class CompactionTrigger:
         if self._newest.get(event.upstream) == event.exchange:
             self.worker.start(request)
 
-    def has_call(self, upstream: str) -> bool:
-        """Return whether a local server has a client's call now."""
-        return self._newest.get(upstream, "") in self.open_calls
+    def has_call(self, upstream: str, model: str) -> bool:
+        """Return whether an upstream serves one request at a time, and has a client's call now."""
+        return self.is_local(upstream, model) and self._newest.get(upstream, "") in self.open_calls
 
     def is_local(self, upstream: str, model: str) -> bool:
         """Return whether the upstream serves one request at a time, as declared or as assumed."""

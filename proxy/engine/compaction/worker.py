@@ -156,7 +156,7 @@ class SummaryWorker:
         if self.schedule.find(session, request.kept_nodes) is not None:
             raise Conflict(_BUSY)
         before, lease = budget.get_summary_cost(session), self.schedule.name_lease(request)
-        job = self._spawn(request, lease, "", self._run_manually(request, lease, partial(work, result), result))
+        job = self._spawn(request, lease, "", self._run(request, lease, partial(work, result), result))
         await asyncio.wait((job.task,))
         if result.is_refused:
             raise Conflict(_BUSY)
@@ -291,25 +291,21 @@ class SummaryWorker:
             await self.leases.release(lease, self.owner)
         return True
 
-    async def _run(self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Work on a branch in the background. A failure is logged."""
-
-        def note(problem: Exception) -> None:
-            _log.error(_FAILED, exc_info=problem, extra={"session": request.session})
-            self._postpone(request)
-
-        await attempt(self._run_leased(lease, work), note)
-
-    async def _run_manually(
-        self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]], result: JobResult
+    async def _run(
+        self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]], result: JobResult | None = None
     ) -> None:
-        """Work on a branch for a manual compaction. A failure is logged, and reported in the result."""
+        """Work on a branch, in the background or for the result of a manual compaction. A failure is logged."""
 
         def note(problem: Exception) -> None:
             _log.error(_FAILED, exc_info=problem, extra={"session": request.session})
-            result.add_problem(f"{type(problem).__name__}: {problem}")
+            if result is None:
+                self._postpone(request)
+            else:
+                result.add_problem(f"{type(problem).__name__}: {problem}")
 
-        result.is_refused = await attempt(self._run_leased(lease, work), note) is False
+        is_run = await attempt(self._run_leased(lease, work), note)
+        if result is not None:
+            result.is_refused = is_run is False
 
     async def _work(self, request: SentRequest) -> None:
         """Make the next summary of a branch. If there is nothing new, improve an earlier one.

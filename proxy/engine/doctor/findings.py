@@ -27,7 +27,7 @@ _REFUSED = (401, 403)
 MISPLACED = "credential"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """One thing that was examined. `advice` says what to do, and is empty where nothing is; `facts` are figures."""
 
     name: str
@@ -136,12 +136,12 @@ def judge_mode(mode: Mode, ceiling: int | None = None) -> Finding:
     if mode == "bypass":
         what = "The mode is bypass: nothing is recorded or shortened."
         advice = "Set mode: manage, or leave out --mode bypass."
-        return Finding(name="mode", state="fault", sentence=what, advice=advice, facts=facts)
+        return Finding("mode", "fault", what, advice, facts=facts)
     if mode == "observe":
         what = "The mode is observe: calls are recorded, and none is shortened."
-        return Finding(name="mode", state="warning", sentence=what, advice="Set mode: manage to shorten.", facts=facts)
+        return Finding("mode", "warning", what, "Set mode: manage to shorten.", facts=facts)
     what = "The mode is manage: calls are recorded, and long ones shortened."
-    return Finding(name="mode", state="ok", sentence=what, facts=facts)
+    return Finding("mode", "ok", what, facts=facts)
 
 
 def judge_upstream(probe: UpstreamProbe) -> Finding:
@@ -151,12 +151,12 @@ def judge_upstream(probe: UpstreamProbe) -> Finding:
     if probe.problem:
         what = f"{probe.address} does not respond: {probe.problem}."
         advice = "Check the address, --upstream, and the network; behind an HTTP proxy set the upstream's `proxy`."
-        return Finding(name=name, state="fault", sentence=what, advice=advice, facts=facts)
+        return Finding(name, "fault", what, advice, facts=facts)
     if probe.status >= 500:
         what = f"{probe.address} responds with an error of its own, {probe.status}."
-        return Finding(name=name, state="warning", sentence=what, advice="Try again later.", facts=facts)
+        return Finding(name, "warning", what, "Try again later.", facts=facts)
     what = f"{probe.address} responds, in {1000 * probe.seconds:.0f} ms."
-    return Finding(name=name, state="ok", sentence=what, facts={**facts, "seconds": round(probe.seconds, 4)})
+    return Finding(name, "ok", what, facts={**facts, "seconds": round(probe.seconds, 4)})
 
 
 def judge_key(probe: UpstreamProbe) -> Finding | None:
@@ -167,17 +167,15 @@ def judge_key(probe: UpstreamProbe) -> Finding | None:
         return None
     if not probe.has_key:
         what = "No key is known here: each client sends its own."
-        return Finding(name=name, state="ok", sentence=what, facts=facts)
+        return Finding(name, "ok", what, facts=facts)
     if probe.status in _REFUSED:
         what = f"The upstream refuses the key, with {probe.status}."
         advice = "Check the key in the settings (api_key), or in the environment of this command."
-        return Finding(name=name, state="fault", sentence=what, advice=advice, facts=facts)
+        return Finding(name, "fault", what, advice, facts=facts)
     if not 200 <= probe.status < 300:
         what = f"The key could not be checked: the list of models gave {probe.status}."
-        return Finding(name=name, state="warning", sentence=what, advice="--live checks it by a call.", facts=facts)
-    return Finding(
-        name=name, state="ok", sentence=f"The key is accepted; {probe.models} models are listed.", facts=facts
-    )
+        return Finding(name, "warning", what, "--live checks it by a call.", facts=facts)
+    return Finding(name, "ok", f"The key is accepted; {probe.models} models are listed.", facts=facts)
 
 
 def judge_clock(probes: Sequence[UpstreamProbe], last_ms: int | None, now_ms: int) -> Finding:
@@ -187,13 +185,13 @@ def judge_clock(probes: Sequence[UpstreamProbe], last_ms: int | None, now_ms: in
     facts: Facts = {"skew_seconds": skew}
     if last_ms is not None and last_ms > now_ms + 1000 * _CLOCK_SECONDS:
         what = "The newest call of the log is in the future of this clock."
-        return Finding(name="clock", state="warning", sentence=what, advice="Set the clock (NTP).", facts=facts)
+        return Finding("clock", "warning", what, "Set the clock (NTP).", facts=facts)
     if skew is not None and abs(skew) > _CLOCK_SECONDS:
         ahead = "ahead of" if skew > 0 else "behind"
         what = f"The clock is {abs(skew):.0f} s {ahead} the upstream's."
-        return Finding(name="clock", state="warning", sentence=what, advice="Set the clock (NTP).", facts=facts)
+        return Finding("clock", "warning", what, "Set the clock (NTP).", facts=facts)
     what = "The clock agrees with the upstream's." if skew is not None else "No upstream told its time to compare with."
-    return Finding(name="clock", state="ok", sentence=what, facts=facts)
+    return Finding("clock", "ok", what, facts=facts)
 
 
 def judge_store(store: StoreFacts) -> list[Finding]:
@@ -201,38 +199,34 @@ def judge_store(store: StoreFacts) -> list[Finding]:
     facts: Facts = {"path": store.path, "bytes": store.log_bytes}
     if store.problem:
         advice = "Choose another directory by --data, or make room and give this user the right to write there."
-        return [Finding(name="store", state="fault", sentence=f"{store.problem}.", advice=advice, facts=facts)]
+        return [Finding("store", "fault", f"{store.problem}.", advice, facts=facts)]
     if not store.exists:
         what = f"There is no log at {store.path} yet, and it can be made."
-        return [Finding(name="store", state="ok", sentence=what, facts=facts)]
+        return [Finding("store", "ok", what, facts=facts)]
     writer = "the running server writes it" if store.is_served else "no server writes it now"
-    found = [Finding(name="store", state="ok", sentence=f"{store.path} can be written; {writer}.", facts=facts)]
+    found = [Finding("store", "ok", f"{store.path} can be written; {writer}.", facts=facts)]
     if store.faults:
         what = f"The log has {len(store.faults)} faults: {store.faults[0]}."
         advice = "Copy the data directory away, and see docs/operations.md; `palimpsest verify` lists all faults."
-        found.append(
-            Finding(name="records", state="fault", sentence=what, advice=advice, facts={"checked": store.checked})
-        )
+        found.append(Finding("records", "fault", what, advice, facts={"checked": store.checked}))
     else:
         part = "all" if store.is_whole else "the newest"
         what = f"The log is sound: {part} {store.checked} calls that were checked, our own among them, are as recorded."
         advice = "" if store.is_whole else "`palimpsest verify` checks all of a large log."
-        found.append(
-            Finding(name="records", state="ok", sentence=what, advice=advice, facts={"checked": store.checked})
-        )
+        found.append(Finding("records", "ok", what, advice, facts={"checked": store.checked}))
     lag: Facts = {"behind_seconds": round(store.behind_seconds, 1)}
     if store.index_fault:
         what, advice = (
             f"The search index cannot be used: {store.index_fault}.",
             "`palimpsest index --rebuild` makes it anew.",
         )
-        found.append(Finding(name="search", state="warning", sentence=what, advice=advice, facts=lag))
+        found.append(Finding("search", "warning", what, advice, facts=lag))
     elif store.is_served and store.behind_seconds > _BEHIND_SECONDS:
         what = f"The search index is {store.behind_seconds:.0f} s behind the log."
         advice = "It follows when the machine is less busy; `palimpsest index` shows how far it is."
-        found.append(Finding(name="search", state="warning", sentence=what, advice=advice, facts=lag))
+        found.append(Finding("search", "warning", what, advice, facts=lag))
     else:
-        found.append(Finding(name="search", state="ok", sentence="Search follows the log.", facts=lag))
+        found.append(Finding("search", "ok", "Search follows the log.", facts=lag))
     return found
 
 
@@ -253,29 +247,29 @@ def judge_disk(store: StoreFacts) -> Finding:
         size += f"; the log has {store.log_bytes / 1e6:.0f} MB and grows by {growth / 1e6:.1f} MB a day"
     if store.free_bytes < _LITTLE_SPACE or (left is not None and left < _FEW_DAYS):
         advice = "Make room, move the data directory, or set store.max_bytes or store.retention_days."
-        return Finding(name="disk", state="warning", sentence=f"Only {size}.", advice=advice, facts=facts)
+        return Finding("disk", "warning", f"Only {size}.", advice, facts=facts)
     if store.max_bytes and store.used_bytes > _NEARLY_FULL * store.max_bytes and not store.is_room_made:
         used = f"{store.used_bytes / 1e6:.0f} of the {store.max_bytes / 1e6:.0f} MB of store.max_bytes"
         what = f"The log has {used}; once they are full calls go on, but are not recorded."
         advice = (
             "Set a larger store.max_bytes, or store.retention_days or store.when_full: erase, which erase sessions."
         )
-        return Finding(name="disk", state="warning", sentence=what, advice=advice, facts=facts)
-    return Finding(name="disk", state="ok", sentence=f"{size}.", facts=facts)
+        return Finding("disk", "warning", what, advice, facts=facts)
+    return Finding("disk", "ok", f"{size}.", facts=facts)
 
 
 def judge_token(mode: int | None, path: str, *, is_set: bool) -> Finding:
     """Judge who can read the admin token. `mode` are the permission bits of its file, None if there is none."""
     if is_set:
-        return Finding(name="token", state="ok", sentence="The admin token is that of the settings.")
+        return Finding("token", "ok", "The admin token is that of the settings.")
     if mode is None:
-        return Finding(name="token", state="ok", sentence="The admin token is made when the server starts first.")
+        return Finding("token", "ok", "The admin token is made when the server starts first.")
     facts: Facts = {"mode": f"{mode:04o}"}
     if mode & 0o077:
         what = f"Others can read the admin token, for its file has the mode {mode:04o}."
         advice = f"chmod 600 {path}; then delete it and restart, so that a new one is made."
-        return Finding(name="token", state="fault", sentence=what, advice=advice, facts=facts)
-    return Finding(name="token", state="ok", sentence="Only you can read the admin token.", facts=facts)
+        return Finding("token", "fault", what, advice, facts=facts)
+    return Finding("token", "ok", "Only you can read the admin token.", facts=facts)
 
 
 _BEGINNINGS: Mapping[Strategy, str] = {
@@ -300,12 +294,10 @@ def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) 
     if not budget.usable:
         what = f"{model} at {upstream}: window {window}, which leaves no room for input, so it is never shortened."
         advice = "Set models.PATTERN.window, or lower budget.output_reserve."
-        return Finding(name=f"model {model}", state="fault", sentence=what, advice=advice, facts=facts)
+        return Finding(f"model {model}", "fault", what, advice, facts=facts)
     advice = "" if budget.window else "Set models.PATTERN.window, or the upstream's window, if it has less."
     what = f"{model} at {upstream}: window {window}, strategy {strategy}, {marks}."
-    return Finding(
-        name=f"model {model}", state="ok" if budget.window else "warning", sentence=what, advice=advice, facts=facts
-    )
+    return Finding(f"model {model}", "ok" if budget.window else "warning", what, advice, facts=facts)
 
 
 def judge_route(upstream: str) -> Finding:
@@ -314,7 +306,7 @@ def judge_route(upstream: str) -> Finding:
     advice = (
         "List its models in its settings; an upstream without `models` gets a call only if it is the first of these."
     )
-    return Finding(name=f"route {upstream}", state="warning", sentence=what, advice=advice)
+    return Finding(f"route {upstream}", "warning", what, advice)
 
 
 def judge_misplaced(found: MisplacedKey) -> Finding:
@@ -326,7 +318,7 @@ def judge_misplaced(found: MisplacedKey) -> Finding:
     )
     facts: Facts = {"upstream": found.upstream, "owner": found.owner, "receiver": found.receiver}
     name = f"{MISPLACED} {found.upstream}"
-    return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
+    return Finding(name, "warning", what, advice, facts=facts)
 
 
 def judge_preamble(session: str, tokens: int, budget: Budget) -> Finding | None:
@@ -341,7 +333,7 @@ def judge_preamble(session: str, tokens: int, budget: Budget) -> Finding | None:
         f" requests are shortened from {lifted.high:,} on."
     )
     advice = "Raise budget.ceiling_tokens, or offer fewer tools (MCP servers)."
-    return Finding(name="preamble", state="warning", sentence=what, advice=advice, facts=facts)
+    return Finding("preamble", "warning", what, advice, facts=facts)
 
 
 def judge_local(upstream: str, *, summary_model: str) -> Finding:
@@ -352,7 +344,7 @@ def judge_local(upstream: str, *, summary_model: str) -> Finding:
     else:
         what += ", and summaries are made without a model."
     advice = "See docs/local-models.md; if it serves many at once, declare upstreams[].cache: prefix."
-    return Finding(name=f"local {upstream}", state="ok", sentence=what, advice=advice)
+    return Finding(f"local {upstream}", "ok", what, advice)
 
 
 def judge_server(server: ServerFacts, version: str, settings_mode: Mode) -> Finding:
@@ -361,25 +353,25 @@ def judge_server(server: ServerFacts, version: str, settings_mode: Mode) -> Find
     if not server.address:
         what = "No server runs on this data directory."
         advice = "`palimpsest run -- CLIENT` starts one with its client, `palimpsest serve` one that stays."
-        return Finding(name="server", state="warning", sentence=what, advice=advice, facts=facts)
+        return Finding("server", "warning", what, advice, facts=facts)
     if server.is_refusing:
         what = (
             f"The server at {server.address} does not take this command's admin token, so it tells nothing of itself."
         )
         advice = "Say --admin-token, as the server was told it."
-        return Finding(name="server", state="warning", sentence=what, advice=advice, facts=facts)
+        return Finding("server", "warning", what, advice, facts=facts)
     if not server.version:
         what = f"The server at {server.address} does not tell its version: it is older than this command."
-        return Finding(name="server", state="warning", sentence=what, advice="Restart it.", facts=facts)
+        return Finding("server", "warning", what, "Restart it.", facts=facts)
     if server.version != version:
         what = f"The server at {server.address} is version {server.version}, this command {version}."
-        return Finding(name="server", state="warning", sentence=what, advice="Restart the server.", facts=facts)
+        return Finding("server", "warning", what, "Restart the server.", facts=facts)
     if server.mode and server.mode != settings_mode:
         what = f"The server at {server.address} runs in mode {server.mode}, these settings say {settings_mode}."
         state: State = "fault" if server.mode == "bypass" else "warning"
-        return Finding(name="server", state=state, sentence=what, advice="Restart it with these settings.", facts=facts)
+        return Finding("server", state, what, "Restart it with these settings.", facts=facts)
     what = f"A server of this version runs at {server.address}."
-    return Finding(name="server", state="ok", sentence=what, facts=facts)
+    return Finding("server", "ok", what, facts=facts)
 
 
 def judge_traffic(store: StoreFacts, now_ms: int) -> Finding:
@@ -387,13 +379,13 @@ def judge_traffic(store: StoreFacts, now_ms: int) -> Finding:
     if store.last_ms is None:
         what = "No call has been recorded yet."
         advice = "Set the client's base URL as said here, or start it by `palimpsest run`; then call again."
-        return Finding(name="traffic", state="warning", sentence=what, advice=advice)
+        return Finding("traffic", "warning", what, advice)
     age = max(0, now_ms - store.last_ms) / 1000
     for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds")):
         if age >= 2 * size or size == 1:
             what = f"The newest call was recorded {age / size:.0f} {unit} ago."
             break
-    return Finding(name="traffic", state="ok", sentence=what, facts={"age_seconds": round(age)})
+    return Finding("traffic", "ok", what, facts={"age_seconds": round(age)})
 
 
 def judge_bodies(store: StoreFacts) -> Finding | None:
@@ -402,7 +394,7 @@ def judge_bodies(store: StoreFacts) -> Finding | None:
         return None
     what = f"{len(store.unread)} of the newest {store.looked_at} calls were not managed: {store.unread[0]}."
     advice = "See docs/troubleshooting.md for what is read; `palimpsest show SESSION N` says it of a call."
-    return Finding(name="bodies", state="warning", sentence=what, advice=advice, facts={"unread": len(store.unread)})
+    return Finding("bodies", "warning", what, advice, facts={"unread": len(store.unread)})
 
 
 def list_clients(address: str, apis: Iterable[str]) -> Finding:
@@ -414,4 +406,4 @@ def list_clients(address: str, apis: Iterable[str]) -> Finding:
     chosen = [told[api] for api in dict.fromkeys(apis)]
     what = f"Clients are given {'; '.join(chosen)}."
     advice = "`palimpsest run -- CLIENT` does this by itself; docs/clients.md has each client."
-    return Finding(name="clients", state="ok", sentence=what, advice=advice, facts={"address": address})
+    return Finding("clients", "ok", what, advice, facts={"address": address})

@@ -13,12 +13,14 @@ import msgspec
 from proxy.engine.doctor.findings import Facts, Finding, State
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.ports import RequestBody
-from proxy.model.errors import ProxyError
-from proxy.model.exchange import ClientRequest, Headers
-from proxy.wire import FORMATS
+from proxy.engine.response_stream import LocalClient, WholeResponse
+from proxy.engine.turns.responses import write_response
+from proxy.model.exchange import ClientRequest, Headers, Usage
+from proxy.wire import CHAT, FORMATS, MESSAGES, RESPONSES, find_wire
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.messages import CACHE_MARKER
+from proxy.wire.summary_request import make_target
 from proxy.wire.translation.conversations import translate
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
@@ -31,11 +33,7 @@ _AGENT = b"palimpsest-doctor"
 _LIMITED = b'{"error":{"message":"slow down","type":"rate_limit_error"}}'
 _LIMITED_NAME = "status_429"
 _TOOL = "rehearsal_read"  # no settings protect the outputs of a tool of this name
-_TARGETS = {
-    "chat_completions": b"/v1/chat/completions",
-    "responses": b"/v1/responses",
-    "anthropic_messages": b"/v1/messages",
-}
+_NOTED = b'{"role": "assistant", "content": "Noted."}'
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,32 +59,6 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     is_inferred: bool = True
 
 
-class HeardResponse:
-    """A whole response in memory; implements the port `UpstreamResponse`."""
-
-    def __init__(self, status: int, body: bytes, headers: Headers = _JSON) -> None:
-        self.status = status
-        self.headers: Headers = (*headers, (b"content-length", b"%d" % len(body)))
-        self._body = body
-        self.is_received = True
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether every byte has been read."""
-        return not self._body
-
-    async def read(self) -> bytes:
-        """Return all bytes at once, then none."""
-        body, self._body = self._body, b""
-        return body
-
-    async def pump(self, take: Any) -> None:
-        """Pass nothing: the whole response has come."""
-
-    def close(self) -> None:
-        """Release nothing."""
-
-
 class RehearsalUpstream:
     """Answers every call with a word, and keeps what it was sent; implements the port `Upstream`."""
 
@@ -95,85 +67,27 @@ class RehearsalUpstream:
         self.bodies: list[bytes] = []
         self.headers: Headers = ()
 
-    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> HeardResponse:
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> WholeResponse:
         """Answer in the format of the path."""
-        if not isinstance(body, bytes) or method != "POST":
-            return HeardResponse(404, b'{"error":{"message":"not found"}}')
+        form = FORMATS.get(find_wire(target.decode("latin-1")))
+        if not isinstance(body, bytes) or method != "POST" or form is None:
+            return WholeResponse(404, (), b'{"error":{"message":"not found"}}')
         self.bodies.append(body)
         self.headers = headers
         if _LIMITED_NAME.encode() in body:
-            return HeardResponse(429, _LIMITED, (*_JSON, (b"retry-after", b"7")))
-        return HeardResponse(200, json.dumps(_answer(target, len(body) // _BYTES_PER_TOKEN)).encode())
+            return WholeResponse(429, ((b"retry-after", b"7"),), _LIMITED)
+        usage, answer = Usage(len(body) // _BYTES_PER_TOKEN, 2), translate(CHAT, form, [_NOTED]).items[-1:]
+        return WholeResponse(200, (), write_response(form.name, answer, number="1", model="m", usage=usage))
 
     async def aclose(self) -> None:
         """Close nothing."""
 
 
-def _answer(target: bytes, tokens: int) -> dict[str, Any]:
-    """Return the answer to a request of so many tokens, in the format of the path."""
-    counts = {"input_tokens": tokens, "output_tokens": 2}
-    if target.endswith(b"/messages"):
-        said: list[dict[str, Any]] = [{"type": "text", "text": "Noted."}]
-        told: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
-        return {**told, "content": said, "stop_reason": "end_turn", "usage": counts}
-    if target.endswith(b"/responses"):
-        said = [{"type": "output_text", "text": "Noted.", "annotations": []}]
-        item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": said}
-        usage = counts | {"total_tokens": tokens + 2}
-        told = {"id": "resp_1", "object": "response", "model": "m", "status": "completed"}
-        return {**told, "output": [item], "usage": usage}
-    choice = {"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": tokens + 2}
-    return {"id": "c1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
-
-
-class HeardClient:
-    """Keeps the response to a call; implements the port `Client`."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: Headers = ()
-        self.labels: dict[bytes, bytes] = {}
-        self.body = b""
-        self.problem = ""
-        self.is_ended = False
-
-    def label(self, fields: Headers) -> None:
-        """Keep the headers of our own."""
-        self.labels = dict(fields)
-
-    def start(self, status: int, headers: Headers) -> None:
-        """Keep the head of the response."""
-        self.status, self.headers = status, headers
-
-    def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Keep body bytes, as many as come."""
-        self.body += content
-        self.is_ended = self.is_ended or is_last
-        return True
-
-    async def drain(self) -> None:
-        """Return at once."""
-
-    def fail(self, error: ProxyError) -> None:
-        """Keep the error."""
-        self.problem = str(error)
-
-    def dismiss(self) -> None:
-        """Say that the call was cancelled."""
-        self.problem = "the call was cancelled"
-
-    def abort(self) -> None:
-        """Say that the response broke off, unless it was complete."""
-        if not self.is_ended:
-            self.problem = "the response broke off"
-
-
 class RehearsedConversation:
     """A conversation of ours with a model, which grows: the user asks, tools return texts, the model notes them."""
 
-    def __init__(self, wire: str, model: str, name: str) -> None:
-        self._wire = wire
+    def __init__(self, form: Format, model: str, name: str) -> None:
+        self._form = form
         self._model = model
         self._name = name
         self._steps = 0
@@ -195,21 +109,20 @@ class RehearsedConversation:
     def go_on(self) -> None:
         """Add what the model said, and that the user wants more."""
         more = {"role": "user", "content": f"Go on after part {self._steps}."}
-        self._messages += [{"role": "assistant", "content": "Noted."}, more]
+        self._messages += [json.loads(_NOTED), more]
 
     def write(self) -> bytes:
         """Write the request. The messages come last, so that a later request begins with the bytes of this one."""
-        form, raws = FORMATS[self._wire], [json.dumps(message).encode() for message in self._messages]
+        form, raws = self._form, [json.dumps(message).encode() for message in self._messages]
         parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
         tool: dict[str, Any] = {"name": _TOOL, "description": "Read a file."}
-        match self._wire:
-            case "chat_completions":
-                head: dict[str, Any] = {"tools": [{"type": "function", "function": tool | {"parameters": parameters}}]}
-            case "responses":
-                head = {"store": False, "tools": [{"type": "function", **tool, "parameters": parameters}]}
-            case _:
-                head = {"max_tokens": 1024, "tools": [tool | {"input_schema": parameters}]}
-        items = translate(FORMATS["chat_completions"], form, raws).items
+        if form is CHAT:
+            head: dict[str, Any] = {"tools": [{"type": "function", "function": tool | {"parameters": parameters}}]}
+        elif form is RESPONSES:
+            head = {"store": False, "tools": [{"type": "function", **tool, "parameters": parameters}]}
+        else:
+            head = {"max_tokens": 1024, "tools": [tool | {"input_schema": parameters}]}
+        items = translate(CHAT, form, raws).items
         begun = json.dumps({"model": self._model, **head})[:-1]
         return b'%b, "%b": [%b]}' % (begun.encode(), form.items_key.encode(), b", ".join(items))
 
@@ -218,19 +131,18 @@ class RehearsedSession:
     """One session of a model, played through the engine. Unless it `is_inferred`, its calls name it."""
 
     def __init__(
-        self, exchanges: ExchangeService, upstream: RehearsalUpstream, wire: str, model: str, *, is_inferred: bool
+        self, exchanges: ExchangeService, upstream: RehearsalUpstream, form: Format, model: str, *, is_inferred: bool
     ) -> None:
         self._exchanges = exchanges
         self._upstream = upstream
-        self._wire = wire
+        self._form = form
         self._model = model
-        self._target = _TARGETS[wire]
         self._is_inferred = is_inferred
 
     async def play(self, high: int, strategy: str) -> Rehearsal:
         """Play it past a high mark of so many tokens."""
         size = int(_OVER * high * _BYTES_PER_TOKEN / _STEPS)
-        conversation, bodies = RehearsedConversation(self._wire, self._model, "alpha"), []
+        conversation, bodies = RehearsedConversation(self._form, self._model, "alpha"), []
         for steps in _GROWTH:
             conversation.add_steps(steps, size)
             bodies.append(conversation.write())
@@ -238,44 +150,44 @@ class RehearsedSession:
         told = Rehearsal(
             upstream=self._upstream.name,
             model=self._model,
-            wire=self._wire,
+            wire=self._form.name,
             strategy=strategy,
             is_inferred=self._is_inferred,
         )
         clients, sent = [], []
         for body in bodies:
             client = await self._call(body, "alpha")
-            if client.problem or client.status != 200:
-                problem = client.problem or f"a call ended with status {client.status}"
+            if problem := _find_problem(client):
                 return msgspec.structs.replace(told, problem=problem)
             if not self._upstream.bodies:
                 return msgspec.structs.replace(told, problem="its calls went to another upstream")
             clients.append(client)
             sent.append(self._upstream.bodies[-1])
         other, limited = [
-            await self._call(RehearsedConversation(self._wire, self._model, name).write(), name)
+            await self._call(RehearsedConversation(self._form, self._model, name).write(), name)
             for name in ("beta", _LIMITED_NAME)
         ]
-        sizes = _read_sizes(clients[-1].labels.get(b"x-palimpsest-tokens", b"").decode())
-        names = {client.labels.get(b"x-palimpsest-session") for client in clients}
+        labels = dict(clients[-1].labels)
+        sizes = _read_sizes(labels.get(b"x-palimpsest-tokens", b"").decode())
+        names = {client.session for client in clients}
         return msgspec.structs.replace(
             told,
             client=sizes.get("client", len(bodies[-1]) // _BYTES_PER_TOKEN),
             sent=sizes.get("upstream", len(sent[-1]) // _BYTES_PER_TOKEN),
-            is_managed=b"x-palimpsest-epoch" in clients[-1].labels or sent[-1] != bodies[-1],
-            is_one=len(names) == 1 and other.labels.get(b"x-palimpsest-session") not in (None, *names),
-            is_repeated=_is_repeated(FORMATS[self._wire], sent[-2], sent[-1]),
+            is_managed=b"x-palimpsest-epoch" in labels or sent[-1] != bodies[-1],
+            is_one=len(names) == 1 and other.session not in ("", *names),
+            is_repeated=_is_repeated(self._form, sent[-2], sent[-1]),
             is_passed=self._is_passed(limited),
         )
 
-    def _is_passed(self, limited: HeardClient) -> bool:
+    def _is_passed(self, limited: LocalClient) -> bool:
         """Return whether a refusal came back as it was, and the client's headers had arrived."""
-        is_answered = limited.status == 429 and limited.body == _LIMITED
+        is_answered = limited.status == 429 and limited.content == _LIMITED
         is_kept = (b"retry-after", b"7") in limited.headers
         arrived = {name for name, _ in self._upstream.headers}
         return is_answered and is_kept and {b"anthropic-beta", b"user-agent", b"authorization"} <= arrived
 
-    async def _call(self, body: bytes, name: str) -> HeardClient:
+    async def _call(self, body: bytes, name: str) -> LocalClient:
         headers: Headers = (
             *_JSON,
             (b"user-agent", _AGENT),
@@ -284,10 +196,19 @@ class RehearsedSession:
         )
         if not self._is_inferred:
             headers = (*headers, (b"x-palimpsest-session", f"palimpsest-doctor-{name}".encode()))
-        client = HeardClient()
-        request = ClientRequest("POST", self._target, headers, body)
-        await asyncio.shield(self._exchanges.carry(request, self._wire, client))
+        client = LocalClient()
+        request = ClientRequest("POST", make_target(self._form), headers, body)
+        await asyncio.shield(self._exchanges.carry(request, self._form.name, client))
         return client
+
+
+def _find_problem(client: LocalClient) -> str:
+    """Return why a call has no answer, empty if it has one."""
+    if client.error is not None:
+        return str(client.error)
+    if not client.is_whole:
+        return "the response broke off"
+    return "" if client.status == 200 else f"a call ended with status {client.status}"
 
 
 def _is_repeated(form: Format, before: bytes, after: bytes) -> bool:
@@ -308,7 +229,7 @@ def _read_sizes(label: str) -> dict[str, int]:
     return {name: int(count) for name, _, count in pairs}
 
 
-_WIRES = {"chat_completions": "chat completions", "responses": "Responses", "anthropic_messages": "messages"}
+_WIRES = {CHAT.name: "chat completions", RESPONSES.name: "Responses", MESSAGES.name: "messages"}
 
 
 def judge_rehearsal(played: Rehearsal) -> list[Finding]:
@@ -323,19 +244,19 @@ def judge_rehearsal(played: Rehearsal) -> list[Finding]:
     if played.problem:
         what = f"A rehearsed session of {name} could not be played: {played.problem}."
         advice = "See the log of this command; if the settings are right, please report it."
-        return [Finding(name="rehearsal", state="fault", sentence=what, advice=advice, facts=facts)]
+        return [Finding("rehearsal", "fault", what, advice, facts=facts)]
     found = []
     if played.is_one and not played.is_inferred:
         what = f"Calls that name their session are recognised by that, and no others: sessions.infer is off ({name})."
         advice = "Have each client send x-palimpsest-session, or set sessions.infer: true."
-        found.append(Finding(name="session", state="warning", sentence=what, advice=advice, facts=facts))
+        found.append(Finding("session", "warning", what, advice, facts=facts))
     elif played.is_one:
         what = f"Calls of one conversation are one session, and those of another are another ({name})."
-        found.append(Finding(name="session", state="ok", sentence=what, facts=facts))
+        found.append(Finding("session", "ok", what, facts=facts))
     else:
         what = f"Calls of one conversation were not recognised as one session ({name})."
         advice = "Set sessions.infer: true, or have the client send x-palimpsest-session."
-        found.append(Finding(name="session", state="fault", sentence=what, advice=advice, facts=facts))
+        found.append(Finding("session", "fault", what, advice, facts=facts))
     sizes: Facts = {**facts, "client_tokens": played.client, "sent_tokens": played.sent}
     if not played.is_managed or played.sent >= played.client:
         found.append(_judge_unshortened(played, name, sizes))
@@ -344,15 +265,15 @@ def judge_rehearsal(played: Rehearsal) -> list[Finding]:
     what = (
         f"A rehearsed long session of {name} shrinks from {played.client:,} to {played.sent:,} tokens ({share:.0f} %)."
     )
-    found.append(Finding(name="shortening", state="ok", sentence=what, facts=sizes))
+    found.append(Finding("shortening", "ok", what, facts=sizes))
     if played.is_repeated:
         what = f"After it each request begins with the bytes of the one before, so that the cache stays warm ({name})."
-        found.append(Finding(name="cache", state="ok", sentence=what, facts=facts))
+        found.append(Finding("cache", "ok", what, facts=facts))
     else:
         what = f"After it requests do not begin with the bytes of the one before ({name}); the cache would miss."
         state: State = "warning" if played.strategy == "turns" else "fault"
         advice = "The strategy turns changes with each prompt; epochs does not." if state == "warning" else "Report it."
-        found.append(Finding(name="cache", state=state, sentence=what, advice=advice, facts=facts))
+        found.append(Finding("cache", state, what, advice, facts=facts))
     return found
 
 
@@ -362,16 +283,16 @@ def judge_passing(played: Rehearsal) -> Finding | None:
         return None
     if played.is_passed:
         what = "Headers of clients, and refusals of the upstream with their headers, pass unchanged."
-        return Finding(name="gateway", state="ok", sentence=what)
+        return Finding("gateway", "ok", what)
     what = "A refusal of the upstream, or a header of the client, did not pass unchanged."
-    return Finding(name="gateway", state="fault", sentence=what, advice="Please report it.")
+    return Finding("gateway", "fault", what, "Please report it.")
 
 
 def _judge_unshortened(played: Rehearsal, name: str, facts: Facts) -> Finding:
     if played.strategy == "snapshot":
         what = f"A rehearsed session of {name} has no memory yet: the strategy snapshot has a model make it."
         advice = "Watch the first long session by `palimpsest show`."
-        return Finding(name="shortening", state="warning", sentence=what, advice=advice, facts=facts)
+        return Finding("shortening", "warning", what, advice, facts=facts)
     what = f"A rehearsed long session of {name} was not shortened: {played.client:,} tokens were sent."
     advice = "Check mode, budget and pruning in the settings; `palimpsest config check` names what is wrong."
-    return Finding(name="shortening", state="fault", sentence=what, advice=advice, facts=facts)
+    return Finding("shortening", "fault", what, advice, facts=facts)

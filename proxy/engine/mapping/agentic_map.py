@@ -116,7 +116,7 @@ class AgentMapper:
             try:
                 turn = await work.session.send(brought, tools=tuple(self._tools.values()))
             except UpstreamRefused as error:
-                await self._pacer.wait_after(self._pacer.refuse(error.status, str(error)), count)
+                await self._pacer.wait_after(self._pacer.refuse(error.status, str(error), error.retry_after), count)
             except UpstreamUnreachable as error:
                 await self._pacer.wait_after(CallFailed(str(error)), count)
             else:
@@ -131,4 +131,4 @@ class AgentMapper:
     def _count(self, turn: AnsweredTurn, work: _Work) -> None:
         result = turn.result
         work.text, work.tokens = result.text or work.text, work.tokens + result.tokens
-        self._run.totals.add_turn(result.tokens, result.cost)
+        self._run.totals.add_call(result.tokens if result.tokens.effective_total() else None, result.cost)

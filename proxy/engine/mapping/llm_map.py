@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.context.pricing import Cost
 from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, OperatorEngine, describe_problem
 from proxy.engine.mapping.sandbox import PromptTemplate, Unfit
 from proxy.engine.response_reader import read_received
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import attempt
-from proxy.engine.turns.calls import LocalResponse, make_call
+from proxy.engine.turns.calls import make_call
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.exchange import Answer, ClientRequest, Headers, Usage
 from proxy.model.results import MapResult, count_usage
@@ -132,7 +132,7 @@ class LlmMapper:
         self._run.session = self._run.session or response.session
         return self._read(response)
 
-    def _read(self, response: LocalResponse) -> tuple[str, bool]:
+    def _read(self, response: LocalClient) -> tuple[str, bool]:
         try:
             answer, _ = read_received(_FORM, response.headers, response.content, _MOST_ANSWER)
         except ValueError as error:
@@ -140,16 +140,16 @@ class LlmMapper:
         if response.status not in _SUCCESS:
             pause = read_rate_limits(response.headers, self._run.clock.now_ms()).retry_after
             raise self._pacer.refuse(response.status, f"status {response.status}: {answer.error}", pause)
+        self._count(answer.usage)
         if answer.error:
             raise CallFailed(f"the upstream answered with an error: {answer.error}")
-        self._count(answer.usage)
         said = read_summary(_FORM, answer)
         if said.refusal:
             raise CallFailed(f"the model refused: {said.refusal}", is_final=True)
         return said.text, said.finish == "length"
 
     def _count(self, usage: Usage | None) -> None:
-        cost = Cost()
-        if usage is not None:
-            cost = self._prices.price(self._exchanges.find_upstream(self._order.model), self._order.model, usage)
-        self._run.totals.add_call(None if usage is None else count_usage(usage), cost)
+        if usage is None:
+            return self._run.totals.add_call(None, None)
+        cost = self._prices.price(self._exchanges.find_upstream(self._order.model), self._order.model, usage)
+        self._run.totals.add_call(count_usage(usage), cost.money)

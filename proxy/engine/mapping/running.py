@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from proxy.context.pricing import Cost
 from proxy.engine.mapping.pool import Inputs, run_each
 from proxy.engine.mapping.sandbox import RunSandbox, Sandbox, TaskFailed
 from proxy.engine.policy import OperatorPolicy
@@ -26,8 +25,11 @@ from proxy.model.stream_events import MapCompletedEvent, MapItemCompletedEvent, 
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 # Statuses that concern all calls of a run alike: the credential, or the model.
 _OF_ALL = frozenset({401, 403, 404})
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_LONGEST_PAUSE = 60.0
 _LONGEST_ERROR = 500
+
+FIRST_PAUSE = 0.5
+"""The seconds before a call is repeated, unless the upstream says how long; each further pause is twice as long."""
 
 Operator = Literal["llm_map", "agentic_map"]
 Publish = Callable[[MapStartedEvent | MapItemCompletedEvent | MapCompletedEvent], None]
@@ -65,18 +67,12 @@ class MapTotals(msgspec.Struct):
     tokens: TokenUsage = TokenUsage()
     cost: float | None = 0.0
 
-    def add_call(self, tokens: TokenUsage | None, cost: Cost) -> None:
+    def add_call(self, tokens: TokenUsage | None, cost: float | None) -> None:
         """Add a call that was answered; without tokens where the answer told none."""
         self.calls += 1
         if tokens is None:
             self.uncounted += 1
             return
-        self.tokens += tokens
-        self.cost = None if self.cost is None or cost.money is None else self.cost + cost.money
-
-    def add_turn(self, tokens: TokenUsage, cost: float | None) -> None:
-        """Add a call of a conversation."""
-        self.calls += 1
         self.tokens += tokens
         self.cost = None if self.cost is None or cost is None else self.cost + cost
 
@@ -92,7 +88,7 @@ class MapRun:
     tasks: TaskRunner
     clock: Clock
     sandbox: RunSandbox
-    publish: Publish | None = None
+    publish: Publish
     session: str = ""  # where its calls are kept, once that is known
     totals: MapTotals = field(default_factory=MapTotals)
 
@@ -115,20 +111,17 @@ class MapRun:
             self._tell_end(round(1000 * (self.clock.monotonic() - began)), is_cancelled=is_cancelled)
 
     def _tell_start(self, items: int | None) -> None:
-        if self.publish is not None:
-            told = {"run": self.id, "operator": self.operator, "model": self.model, "items": items}
-            self.publish(MapStartedEvent(at_ms=self.clock.now_ms(), session=self.session, **told))  # type: ignore[arg-type]
+        self.publish(MapStartedEvent(**self._identify(), model=self.model, items=items))
+
+    def _identify(self) -> dict[str, Any]:
+        """Return the members that all events of the run have."""
+        return {"at_ms": self.clock.now_ms(), "session": self.session, "run": self.id, "operator": self.operator}
 
     def _tell_item(self, number: int, result: ItemResult) -> None:
         self.totals.succeeded += result.success
         self.totals.failed += not result.success
-        if self.publish is None:
-            return
         event = MapItemCompletedEvent(
-            at_ms=self.clock.now_ms(),
-            session=self.session,
-            run=self.id,
-            operator=self.operator,
+            **self._identify(),
             index=number,
             success=result.success,
             error=result.error,
@@ -138,13 +131,8 @@ class MapRun:
         self.publish(event)
 
     def _tell_end(self, elapsed_ms: int, *, is_cancelled: bool) -> None:
-        if self.publish is None:
-            return
         event = MapCompletedEvent(
-            at_ms=self.clock.now_ms(),
-            session=self.session,
-            run=self.id,
-            operator=self.operator,
+            **self._identify(),
             succeeded=self.totals.succeeded,
             failed=self.totals.failed,
             is_cancelled=is_cancelled,
@@ -179,7 +167,7 @@ class OperatorEngine:
             tasks=self.home.tasks,
             clock=self.clock,
             sandbox=RunSandbox(self.sandbox, id),
-            publish=publish,
+            publish=publish or (lambda event: None),
         )
 
 
@@ -240,7 +228,7 @@ class CallPacer:
             until = self._run.clock.monotonic() + min(failure.pause, _LONGEST_PAUSE)
             self._until = max(self._until, until)
         else:
-            await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (count - 1), _LONGEST_PAUSE))
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** (count - 1), _LONGEST_PAUSE))
 
 
 def describe_problem(error: Exception, *expected: type[Exception]) -> str:

@@ -60,9 +60,8 @@ class MessageDocument(msgspec.Struct, frozen=True):
 
 async def load_messages(log: LogReader, path: MemoryPath) -> list[MessageDocument]:
     """Return the messages of a conversation, oldest first. Raises NotFound."""
-    epochs = await log.list_epochs(path.row.session)
-    summaries = await log.list_summaries(path.row.session)
-    return await asyncio.to_thread(lambda: list(_PartReader(path, epochs, summaries).read()))
+    reader = await _open_reader(log, path)
+    return await asyncio.to_thread(lambda: list(reader.read()))
 
 
 async def load_message(log: LogReader, path: MemoryPath, id: str) -> MessageDocument:
@@ -70,9 +69,13 @@ async def load_message(log: LogReader, path: MemoryPath, id: str) -> MessageDocu
     place = next((place for place, node in enumerate(path.nodes) if node.hex() == id), None)
     if place is None:
         raise NotFound(f"the conversation has no message {id[:80]!r}; Session.messages has those that there are")
-    epochs = await log.list_epochs(path.row.session)
-    summaries = await log.list_summaries(path.row.session)
-    return await asyncio.to_thread(lambda: _PartReader(path, epochs, summaries).find(place))
+    return await asyncio.to_thread((await _open_reader(log, path)).find, place)
+
+
+async def _open_reader(log: LogReader, path: MemoryPath) -> "_PartReader":
+    session = path.row.session
+    epochs, summaries = await log.list_epochs(session), await log.list_summaries(session)
+    return await asyncio.to_thread(_PartReader, path, epochs, summaries)
 
 
 class _PartReader:

@@ -9,24 +9,24 @@ batch that is lost with its process is asked for again.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from proxy.engine.compaction.credentials import CallCredential, CallLater
-from proxy.engine.compaction.model_call import FailedCall
+from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.scheduling import list_summary_models
+from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.trigger import CompactionTrigger
-from proxy.engine.ports import Embed, PassageStore
-from proxy.engine.recall.embedding_call import EmbeddingCaller, EmbeddingRequest
+from proxy.engine.ports import Embed, PassageStore, Upstream
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import CONVERSATION, SessionKey
+from proxy.model.exchange import CONVERSATION, SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.model.search import QueryVector, SearchQuery
+from proxy.retrieval.embeddings import write_embedding_request
 from proxy.retrieval.vectors import PassageBatch, VectorBatch
 
 QUERY_SECONDS = 0.5
@@ -36,6 +36,7 @@ FIRST_SECONDS, LOCAL_SECONDS, NEXT_SECONDS, RETRY_SECONDS = 2.0, 5.0, 1.0, 60.0
 _MOST_SESSIONS = 4096
 _MOST_QUERIES = 256
 _LONGEST_QUERY = 2_000
+_CHARACTERS_OF_TOKEN = 3  # as few as English has: what is reserved is rather too much
 _ACCEPTED = range(200, 300)
 _UNSERVED = frozenset({404, 405, 501})
 _DUE_TO_TEXT = frozenset({400, 413, 422})
@@ -52,7 +53,7 @@ class Embedder:
 
     model: str
     policy: CompactionPolicy  # whose `may_receive` holds here, too
-    caller: EmbeddingCaller
+    caller: ModelCaller
     store: PassageStore
     trigger: CompactionTrigger
     routes: Sequence[Route]
@@ -100,15 +101,15 @@ class Embedder:
         return None if code is None else QueryVector(self.model, code)
 
     async def _ask_for_query(
-        self, name: tuple[str, str], request: EmbeddingRequest, made: "asyncio.Future[bytes | None]"
+        self, name: tuple[str, str], request: ModelCall, made: "asyncio.Future[bytes | None]"
     ) -> None:
         code: bytes | None = None
         try:
-            result = await self.caller.call(request)
+            result = await self.caller.ask(request)
             if isinstance(result, FailedCall):
                 self._note_failure(request.upstream.name, result)
             else:
-                code = result[0]
+                code = result.codes[0]
         finally:
             if code is None:
                 self._queries.pop(name)  # so that it is asked for again
@@ -129,13 +130,14 @@ class Embedder:
             return None
         return next((found for key in known if (found := credentials.find_newest(key.id)) is not None), None)
 
-    def _make_request(self, session: SessionKey, credential: CallCredential, texts: Sequence[str]) -> EmbeddingRequest:
-        policy = replace(self.policy, model=self.model, fallback_models=())
-        target = next(list_summary_models(policy, credential.upstream, "", self.routes))
-        return EmbeddingRequest(session, credential, target.upstream, self.model, texts)
+    def _find_upstream(self, credential: CallCredential) -> Upstream:
+        return find_own_upstream(self.policy, self.model, credential.upstream, "", self.routes)
 
-    def _is_busy(self, upstream: str) -> bool:
-        return self.trigger.is_local(upstream, self.model) and self.trigger.has_call(upstream)
+    def _make_request(self, session: SessionKey, credential: CallCredential, texts: Sequence[str]) -> ModelCall:
+        body = write_embedding_request(self.model, texts)
+        expected = Usage(sum([len(text) // _CHARACTERS_OF_TOKEN + 1 for text in texts]), 0)
+        upstream = self._find_upstream(credential)
+        return ModelCall(session, credential, upstream, None, self.model, body, 0, expected, texts=texts)
 
     def _wake(self, seconds: float) -> None:
         if not self._is_due and self._running is None and len(self._waiting):
@@ -152,28 +154,28 @@ class Embedder:
         self._is_due = False
         session = next(iter(self._waiting))
         found = self.trigger.credentials.find_newest(session)
-        request = self._make_request(*found, []) if found is not None else None
-        if request is None or request.upstream.name in self._unserved:  # the credential has expired, or is of no use
+        upstream = self._find_upstream(found[1]).name if found is not None else ""
+        if found is None or upstream in self._unserved:  # the credential has expired, or is of no use
             self._waiting.pop(session)
             self._wake(NEXT_SECONDS)
-        elif self._is_busy(request.upstream.name):
+        elif self.trigger.has_call(upstream, self.model):
             self._wake(LOCAL_SECONDS)
         else:
             is_single = bool(self._waiting.pop(session))
-            task = self.tasks.spawn(self._run(request, is_single=is_single))
-            self._running = request.upstream.name, task
+            task = self.tasks.spawn(self._run(*found, is_single=is_single))
+            self._running = upstream, task
             task.add_done_callback(self._end)
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._running = None
         self._wake(LOCAL_SECONDS if task.cancelled() else NEXT_SECONDS)
 
-    async def _run(self, request: EmbeddingRequest, *, is_single: bool) -> None:
+    async def _run(self, key: SessionKey, credential: CallCredential, *, is_single: bool) -> None:
         """Make the next vectors of a session, and let it wait for more if any are left."""
-        session, result = request.session.id, "more"  # what is left if this is cancelled
+        session, result = key.id, "more"  # what is left if this is cancelled
         try:
             batch = await self.store.list_passages(session, self.model)
-            result = await self._embed(request, batch, is_single=is_single)
+            result = await self._embed(key, credential, batch, is_single=is_single)
         except (WorkerLost, StoreUnavailable) as error:
             _log.info("no vectors are made for now, a later call tries again: %s", error, extra={"session": session})
             result = "later"
@@ -183,29 +185,31 @@ class Embedder:
             elif result != "done":
                 self._put(session, is_single=result == "single")
 
-    async def _embed(self, request: EmbeddingRequest, batch: PassageBatch, *, is_single: bool) -> Result:
+    async def _embed(
+        self, key: SessionKey, credential: CallCredential, batch: PassageBatch, *, is_single: bool
+    ) -> Result:
         """Have the vectors of a batch made, and kept."""
-        session, passages, until = request.session.id, batch.passages, batch.until
+        session, passages, until = key.id, batch.passages, batch.until
         if is_single and len(passages) > 1:
             passages, until = passages[:1], passages[1].number
-        codes: list[bytes] = []
+        codes: Sequence[bytes] = ()
+        upstream = self._find_upstream(credential).name
         if passages:
-            asked = replace(request, texts=[each.text for each in passages])
-            result = await self.caller.call(asked)
+            result = await self.caller.ask(self._make_request(key, credential, [each.text for each in passages]))
             if isinstance(result, FailedCall):
-                self._note_failure(request.upstream.name, result)
+                self._note_failure(upstream, result)
                 if result.status not in _DUE_TO_TEXT:
                     return "done" if result.status in _UNSERVED else "later"
                 if len(passages) > 1:
                     return "single"
                 passages, is_single = (), False  # found, and left out
             else:
-                codes = result
+                codes = result.codes
         if until > batch.since:
             numbers = tuple([each.number for each in passages])
             made = VectorBatch(mark=batch.mark, since=batch.since, until=until, numbers=numbers, codes=tuple(codes))
             if problem := await self.store.keep_vectors(session, self.model, made):
-                self._unserved.add(request.upstream.name)
+                self._unserved.add(upstream)
                 told = "vectors cannot be used and are not asked for until a restart: %s. Check recall.embedding_model"
                 _log.warning(told, problem, extra={"model": self.model})
                 return "done"
@@ -236,28 +240,18 @@ def build_embedding(model: str, trigger: CompactionTrigger, store: PassageStore)
     if not model:
         return None
     summarizer = trigger.worker.summarizer
-    asking = summarizer.caller
-    caller = EmbeddingCaller(
-        policy=asking.policy,
-        relay=asking.relay,
-        tasks=asking.tasks,
-        bus=asking.bus,
-        clock=asking.clock,
-        ids=asking.ids,
-        health=asking.health,
-    )
     embedder = Embedder(
         model=model,
         policy=trigger.policy,
-        caller=caller,
+        caller=summarizer.caller,
         store=store,
         trigger=trigger,
         routes=summarizer.routes,
-        tasks=asking.tasks,
+        tasks=summarizer.caller.tasks,
         call_later=trigger.call_later,
     )
     trigger.stoppers.append(embedder.stop_at)
-    asking.bus.subscribe(ExchangeRecorded, embedder.note_exchange)
+    summarizer.caller.bus.subscribe(ExchangeRecorded, embedder.note_exchange)
     return embedder.embed_query
 
 

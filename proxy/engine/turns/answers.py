@@ -7,7 +7,7 @@ import msgspec
 
 from proxy.context.references import render_file_part
 from proxy.engine.response_reader import ReadResponse, is_event_stream, read_received
-from proxy.engine.turns.calls import LocalResponse
+from proxy.engine.response_stream import LocalClient
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import Headers, Usage
 from proxy.model.parts import (
@@ -219,7 +219,7 @@ def _list_said(form: Format, answer: bytes) -> Iterator[MessagePart]:
             yield TextPart(text)
 
 
-def read_response(form: Format, response: LocalResponse, known: ReadResponse | None = None) -> ReadAnswer:
+def read_response(form: Format, response: LocalClient, known: ReadResponse | None = None) -> ReadAnswer:
     """Return what a successful response says; one that cannot be read is an error of its provider's."""
     try:
         return read_answer(form, response.headers, response.content, known)

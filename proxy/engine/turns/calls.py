@@ -3,91 +3,42 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.response_reader import is_event_stream
+from proxy.engine.response_stream import SUCCESS, LocalClient
 from proxy.engine.runtime import TaskRunner, attempt
-from proxy.model.errors import ProxyError, UpstreamUnreachable
+from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall
 from proxy.wire import FORMATS
-from proxy.wire.headers import find_header
 from proxy.wire.streams import MARKER_REACH
 
 Take = Callable[[bytes, Headers], Awaitable[None]]
 """Is given each piece of a successful response as it comes, with the head's fields. The next piece waits for it."""
 
-_SUCCESS = range(200, 300)
-_OK = 200
 
-
-class LocalResponse(msgspec.Struct, frozen=True):
-    """A complete response, of any status. `session` and `exchange` are the ids of the call in the log.
-
-    `labels` are the fields that we add to its head: what was compacted, whether the agent goes round in circles.
-    """
-
-    status: int
-    headers: Headers
-    content: bytes
-    session: str
-    exchange: str
-    labels: Headers
-
-
-class LocalClient:
-    """A client in this process. It takes what comes, and passes it to `take`.
+class TakingClient(LocalClient):
+    """Passes what comes to `take`.
 
     `ended` is called once it has the end of the answer, by the end marker of the format `wire` if not by the body's.
     """
 
-    def __init__(self, wire: str = "", take: Take | None = None, ended: Callable[[], object] | None = None) -> None:
-        self.status = 0
-        self.headers: Headers = ()
-        self.labels: Headers = ()
-        self.error: ProxyError | None = None
+    def __init__(self, wire: str, take: Take | None, ended: Callable[[], object]) -> None:
+        super().__init__()
         self.fault: Exception | None = None  # what `take` has raised; the call goes on without it
-        self.is_whole = False
         self._take = take
         self._ended = ended
-        self._marker = FORMATS[wire].end_marker if wire else None
+        self._marker = FORMATS[wire].end_marker
         self._is_stream = False
-        self._pieces: list[bytes] = []
         self._waiting: list[bytes] = []
         self._window = b"\n"  # a stream begins at the start of a line
-
-    @property
-    def content(self) -> bytes:
-        """The body so far."""
-        return b"".join(self._pieces)
-
-    @property
-    def session(self) -> str:
-        """Where the call is kept."""
-        return find_header(self.labels, b"x-palimpsest-session").decode("latin-1")
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has been told of an error in place of an answer."""
-        return self.error is not None or self.status != _OK
-
-    def label(self, fields: Headers) -> None:
-        """Take the fields that we add to the head."""
-        self.labels = fields
-
-    def start(self, status: int, headers: Headers) -> None:
-        """Take the head. Only the first one counts."""
-        if not self.status:
-            self.status, self.headers = status, headers
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
         """Take a piece of the body. Return False if `take` is still to be given it."""
         self._is_stream = self._is_stream if self._pieces else is_event_stream(self.headers, content)
-        self._pieces.append(content)
-        self.is_whole = self.is_whole or is_last or self._ends_stream(content)
-        if self.is_whole and not is_last and self._ended is not None:
+        super().write(content, is_last=is_last or self._ends_stream(content))
+        if self.is_whole and not is_last:
             self._ended()  # the body may stay open for as long as its upstream likes
-        if self._take is None or self.fault is not None or self.status not in _SUCCESS:
+        if self._take is None or self.fault is not None or self.status not in SUCCESS:
             return True
         self._waiting.append(content)
         return False
@@ -112,17 +63,6 @@ class LocalClient:
         self.fault = error
         self._waiting.clear()
 
-    def fail(self, error: ProxyError) -> None:
-        """Take an error."""
-        self.error = self.error or error
-
-    def dismiss(self) -> None:
-        """Take that the call was cancelled."""
-        self.fail(UpstreamUnreachable("the call was cancelled"))
-
-    def abort(self) -> None:
-        """Take that no more comes."""
-
 
 async def make_call(
     exchanges: ExchangeService,
@@ -132,8 +72,10 @@ async def make_call(
     take: Take | None = None,
     *,
     program: ProgramCall | None = None,
-) -> LocalResponse:
-    """Make a call, and return its complete response once the log has it. If it is cancelled, so is the call.
+) -> LocalClient:
+    """Make a call, and return its client, with a complete response of any status, once the log has it.
+
+    If it is cancelled, so is the call.
 
     `program` names its session, where we hold the history of that.
     Raises ProxyError if no complete response came, and what `take` has raised once the call has ended.
@@ -144,7 +86,7 @@ async def make_call(
         if not ended.done():
             ended.set_result(None)
 
-    client = LocalClient(wire, take, end)
+    client = TakingClient(wire, take, end)
     # A task of its own: the caller's may go on for long, or be ended by others, and each call has an end in the log.
     task = tasks.spawn(exchanges.carry(request, wire, client, program))
     task.add_done_callback(end)
@@ -163,5 +105,4 @@ async def make_call(
         raise client.error
     if not client.is_whole:
         raise UpstreamUnreachable(f"the response broke off after {len(client.content)} bytes")
-    exchange = find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1")
-    return LocalResponse(client.status, client.headers, client.content, client.session, exchange, client.labels)
+    return client

@@ -14,7 +14,7 @@ from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.errors import BadRequest, StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.results import BuiltContext
-from proxy.wire import FORMATS
+from proxy.wire import CHAT, FORMATS, MESSAGES, RESPONSES
 from proxy.wire.format import Format
 from proxy.wire.identity import count_preamble
 from proxy.wire.json_values import encode_text
@@ -24,9 +24,9 @@ ContextWire = Literal["chat", "messages", "responses"]
 """The API whose messages are wanted: chat completions, Anthropic's Messages, or Responses."""
 
 _FORMATS = {
-    "chat": FORMATS["chat_completions"],
-    "messages": FORMATS["anthropic_messages"],
-    "responses": FORMATS["responses"],
+    "chat": CHAT,
+    "messages": MESSAGES,
+    "responses": RESPONSES,
 }
 
 
@@ -48,7 +48,7 @@ async def build_context(
         raise StoreUnavailable("the log did not give the history of the session in time") from None
     row = await recorder.find_row(key.id, path.exchange) if path is not None else None
     if path is None or row is None:
-        raws = [FORMATS["chat_completions"].write_message("system", encode_text(system))] if system else []
+        raws = [CHAT.write_message("system", encode_text(system))] if system else []
         return _describe(TranslatedConversation((), system), target, await recorder.count(key, "", raws))
     sent = await foresee_request(manual, row, path.answer)
     return _describe(_spell(FORMATS[path.wire], target, sent.body, system), target, sent.tokens)

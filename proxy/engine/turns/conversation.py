@@ -21,6 +21,7 @@ from proxy.engine.ports import Archive, Clock
 from proxy.engine.recall.scope import is_conversation
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_reader import ResponseReader
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import EngineBus, SystemIds, TaskRunner
 from proxy.engine.turns.answers import (
     OnPart,
@@ -32,8 +33,8 @@ from proxy.engine.turns.answers import (
     tell,
     write_messages,
 )
-from proxy.engine.turns.calls import LocalResponse, make_call
-from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
+from proxy.engine.turns.calls import make_call
+from proxy.engine.turns.recording import NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
@@ -43,6 +44,8 @@ from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, ToolPart
 from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnFigures, TurnResult, count_usage
+from proxy.wire import CHAT
+from proxy.wire.headers import read_rate_limits
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
 from proxy.wire.summary_request import list_headers, make_target
@@ -451,7 +454,7 @@ class ProgramSession:
         headers = (*_JSON, *list_headers(CHAT))
         return ClientRequest("POST", make_target(CHAT), headers, msgspec.json.encode(body))
 
-    async def _call(self, request: ClientRequest, reader: PartReader | None) -> LocalResponse:
+    async def _call(self, request: ClientRequest, reader: PartReader | None) -> LocalClient:
         """Make a call. Raises UpstreamRefused if the upstream does not answer it."""
         home, take = self._home, reader.take if reader is not None else None
         program = ProgramCall(self.key)
@@ -460,10 +463,11 @@ class ProgramSession:
             told = read_object(response.content.decode(errors="replace"))
             said = read_error(told) if told is not None else response.content[:_MOST_QUOTED].decode(errors="replace")
             what = f"{self.key.upstream} has refused the call with status {response.status}: {said}"
-            raise UpstreamRefused(what, response.status, response.content)
+            pause = read_rate_limits(response.headers, home.recorder.clock.now_ms()).retry_after
+            raise UpstreamRefused(what, response.status, response.content, pause)
         return response
 
-    def _make_result(self, response: LocalResponse, answer: ReadAnswer) -> TurnResult:
+    def _make_result(self, response: LocalClient, answer: ReadAnswer) -> TurnResult:
         usage = answer.usage
         cost = None if usage is None else self._home.prices.price(self.key.upstream, self.model, usage).money
         return TurnResult(

@@ -8,7 +8,7 @@ outputs, too.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from textwrap import wrap
 from typing import Protocol
@@ -22,22 +22,20 @@ from proxy.context.references import cut_to_ends, make_reference
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_call import ModelCall, ModelResponse
-from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.scheduling import list_summary_models
+from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.policy import FilePolicy, Provider
 from proxy.engine.ports import Upstream
-from proxy.engine.request_resolver import Route
-from proxy.engine.turns.recording import CHAT, TurnRecorder
+from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.epoch import name_file
 from proxy.model.errors import TooLarge, WorkerLost
 from proxy.model.exchange import Headers, SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.model.parts import FileRefPart
 from proxy.model.results import FileHandleResult
-from proxy.wire import FORMATS
+from proxy.wire import CHAT, FORMATS, find_wire
 from proxy.wire.format import Format
 from proxy.wire.summary_request import OutputLimit, find_form, list_headers, make_target, write_compact
 
@@ -70,12 +68,9 @@ class FileProse:
     """
 
     model: str
-    policy: CompactionPolicy  # whose `may_receive` holds here, too
     inline_tokens: int
     summarizer: Summarizer
     trigger: CompactionTrigger
-    routes: Sequence[Route]
-    providers: Mapping[str, Provider]
 
     def __post_init__(self) -> None:
         self._known = LruCache[str, dict[str, str]](_MOST_SESSIONS)
@@ -125,44 +120,38 @@ class FileProse:
         self, session: SessionKey, model: str, path: str, seen: Outline, text: str, *, is_manual: bool
     ) -> tuple[str, str]:
         """Return the sentence, or what is in the way of it."""
-        home = next((route.upstream for route in self.routes if route.upstream.name == session.upstream), None)
+        home = next(
+            (route.upstream for route in self.summarizer.routes if route.upstream.name == session.upstream), None
+        )
         if home is None:
             return "", "the upstream of the session is no longer in the settings"
         newest = self.trigger.credentials.find_newest(session.id)
         credential = newest[1] if newest else CallCredential(home, make_target(CHAT), (*_JSON, *list_headers(CHAT)))
-        policy = replace(self.policy, model=self.model, fallback_models=())
-        target = next(list_summary_models(policy, credential.upstream, model, self.routes))
-        upstream, health = target.upstream.name, self.summarizer.health
-        if newest is None and not self.providers.get(upstream, _ANY).has_own_key:
+        target = find_own_upstream(
+            self.summarizer.policy, self.model, credential.upstream, model, self.summarizer.routes
+        )
+        if newest is None and not self.summarizer.providers.get(target.name, _ANY).has_own_key:
             return "", "no call of this session was accepted lately, so that there is no credential"
-        if self.trigger.is_local(upstream, self.model) and self.trigger.has_call(upstream):
+        if self.trigger.has_call(target.name, self.model):
             return "", "the local server has a client's call"
-        form = self._find_form(session, target.upstream, credential)
+        form = self._find_form(session, target, credential)
         count = self.summarizer.count
         orders, shown = render_file_request(path, seen, cut_to_ends(text, _SHOWN_TOKENS, count))
-        limit = OutputLimit(PROSE_TOKENS, self.policy.reasoning_tokens)
+        limit = OutputLimit(PROSE_TOKENS, self.summarizer.policy.reasoning_tokens)
         expected = Usage(count(orders) + count(shown), PROSE_TOKENS)
-        if why := health.find_objection(
-            session, credential, upstream, self.model, expected=expected, is_manual=is_manual
-        ):
-            return "", why
-        health.breakers.record_start(upstream, self.model, self.summarizer.clock.monotonic())
         body = write_compact(form, self.model, orders, shown, limit)
-        asked = ModelCall(session, credential, target.upstream, form, self.model, body, MAX_PROSE_CHARACTERS, expected)
-        response = await self.summarizer.caller.call(asked)
+        asked = ModelCall(session, credential, target, form, self.model, body, MAX_PROSE_CHARACTERS, expected)
+        response = await self.summarizer.caller.ask(asked, is_manual=is_manual)
         if not isinstance(response, ModelResponse):
-            health.breakers.record_failure(upstream, self.model, self.summarizer.clock.monotonic())
             return "", response.reason
-        health.breakers.record_success(upstream, self.model)
         said = " ".join(fit_text(response.text).split())
         return (said, "") if said and not response.is_tool_call else ("", "it wrote no sentence")
 
     def _find_form(self, session: SessionKey, target: Upstream, credential: CallCredential) -> Format:
         """Return the format of a call: at the session's own upstream that of its calls."""
         if target.name != session.upstream:
-            return find_form(self.providers.get(target.name, _ANY).host)
-        path = credential.target.partition(b"?")[0].decode("latin-1")
-        return next((form for form in FORMATS.values() if path.endswith(form.path_ending)), CHAT)
+            return find_form(self.summarizer.providers.get(target.name, _ANY).host)
+        return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or CHAT.name]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -222,12 +211,9 @@ def build_files(
     if policy.summary_model:
         prose = FileProse(
             model=policy.summary_model,
-            policy=trigger.policy,
             inline_tokens=policy.inline_tokens,
             summarizer=summarizer,
             trigger=trigger,
-            routes=summarizer.routes,
-            providers=summarizer.providers,
         )
         trigger.describe_outputs, planner.find_sentences = prose.describe_outputs, prose.list_known
     return FileKeeper(policy=policy, recorder=recorder, worker=worker, secret=secret, prose=prose)

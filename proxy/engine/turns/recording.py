@@ -25,9 +25,9 @@ from proxy.engine.recall.scope import is_conversation
 from proxy.engine.recorded.conversation import list_raws, split_whole
 from proxy.engine.recorded.lookup import read_back
 from proxy.engine.request_resolver import RequestResolver
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import write_answer, write_messages
-from proxy.engine.turns.calls import LocalClient
 from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
@@ -47,18 +47,14 @@ from proxy.model.log import ExchangeRow
 from proxy.model.manifest import make_manifest
 from proxy.model.parts import MessagePart, TypedPart
 from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_usage
-from proxy.wire import FORMATS
+from proxy.wire import CHAT, FORMATS
 from proxy.wire.format import Format
-from proxy.wire.headers import find_header
 from proxy.wire.json_values import encode_text, join_array, read_object
 from proxy.wire.summary_request import list_headers, make_target
 from proxy.wire.translation.conversations import translate
 
 Message = Mapping[str, Any]
 """A message as the API of chat completions has it."""
-
-CHAT = FORMATS["chat_completions"]
-"""The format in which turns are told, and that of a session which begins with one."""
 
 _CREATED = "/-/api/sessions"
 _JSON: Headers = ((b"content-type", b"application/json"),)
@@ -255,7 +251,7 @@ class TurnRecorder:
         if (kept := await self._find_kept(key.id, read_key(headers), spelled)) is not None:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
-        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient(terms.form.name)
+        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient()
         had_job = self.has_job(key.id)
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
@@ -265,7 +261,7 @@ class TurnRecorder:
                 return kept
         if client.error is not None:
             raise client.error
-        row = await self.find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
+        row = await self.find_row(key.id, client.exchange)
         if row is None:
             raise StoreUnavailable("the log has not taken the turn in time")
         return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job), row.id)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.compaction.model_call import FailedCall, ModelResponse, SummaryResponseReader
+from proxy.engine.compaction.model_call import FailedCall, ModelResponse, RunningCall
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import EnginePolicy, Provider
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AnswerRead, AuxiliaryEnded, ReadingFailed
 from proxy.model.exchange import Headers, Reading, Round, Usage
@@ -47,7 +47,7 @@ def complete(text: str | None, finish: str = "stop", **message: Any) -> Scripted
 
 async def ask(setup: Setup, **changes: Any) -> ModelResponse | FailedCall:
     async with asyncio.timeout(LIMIT):
-        outcome = await setup.caller.call(setup.make_call(**changes))
+        outcome = await setup.caller.call(setup.make_call(**changes), is_manual=True)
         assert await setup.engine.tasks.finish(LIMIT)
     return outcome
 
@@ -88,7 +88,8 @@ async def test_the_upstream_is_asked_with_the_key_of_the_session() -> None:
 
 
 async def test_another_upstream_gets_nothing_of_the_client() -> None:
-    setup = Setup(ScriptedUpstream("other", answer=complete("x")))
+    own = {"other": Provider(has_own_key=True)}
+    setup = Setup(ScriptedUpstream("other", answer=complete("x")), providers=own)
     await ask(setup)
     [sent] = setup.upstream.calls
     assert sent.target == b"/v1/chat/completions"
@@ -152,6 +153,8 @@ async def test_a_call_of_a_tool_in_a_whole_answer_is_one_too() -> None:
     outcome = await ask(setup)
     assert isinstance(outcome, ModelResponse)
     assert (outcome.is_tool_call, outcome.text) == (True, "")
+    [ended] = setup.list_events(AuxiliaryEnded)
+    assert (ended.verdict, ended.cost) == ("tool_call", 100 + 0.1 * 800 + 5 * 50)  # it was whole, and counted
 
 
 @pytest.mark.parametrize("response", [ScriptedResponse(chunk(content="x" * 401)), complete("x" * 401)])
@@ -322,7 +325,8 @@ class StoppedReader:
 
     def __init__(self, most: int = 10, form: Format | None = None) -> None:
         self.stops = 0
-        self.reader = SummaryResponseReader(form or ChatCompletions(), most, self._stop)
+        asked = Setup().make_call(form=form or ChatCompletions(), most_characters=most)
+        self.reader = RunningCall(asked, "x1", 0.0, self._stop)
 
     def _stop(self) -> None:
         self.stops += 1
@@ -415,7 +419,6 @@ def test_a_whole_body_is_read_by_others() -> None:
 
 async def test_the_rest_of_what_clients_are_told_is_nothing_to_it(reading: StoppedReader) -> None:
     reading.reader.label(())
-    reading.reader.dismiss()
     reading.reader.abort()
     await reading.reader.drain()
     reading.reader.fail(UpstreamUnreachable("gone"))

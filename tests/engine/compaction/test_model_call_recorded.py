@@ -29,7 +29,8 @@ async def ask_warm(setup: Setup) -> tuple[bytes, list[Record]]:
     body = write_warm(ChatCompletions(), subject.split, "Report.", OutputLimit(100))
     assert body is not None
     async with asyncio.timeout(LIMIT):
-        assert isinstance(await setup.caller.call(setup.make_call(body=body, extends=subject)), ModelResponse)
+        asked = setup.make_call(body=body, extends=subject)
+        assert isinstance(await setup.caller.call(asked, is_manual=True), ModelResponse)
         assert await setup.engine.tasks.finish(LIMIT)
     return body, [record for each in setup.engine.archive.appended for record in each.records]
 

@@ -217,15 +217,15 @@ async def test_other_work_at_a_local_server_ends_when_that_has_a_call(provider: 
     send, seen = shop.model.send, list[bool]()
 
     async def look(*args: Any) -> Any:
-        seen.append(shop.trigger.has_call("main"))
+        seen.append(shop.trigger.has_call("main", "m"))
         return await send(*args)
 
     shop.model.send = look  # type: ignore[assignment, method-assign]
-    assert not shop.trigger.has_call("main")
+    assert not shop.trigger.has_call("main", "m")
     await shop.ask(until(1))
     assert seen == [provider is LOCAL]
     assert stopped == ["main"] * (provider is LOCAL)
-    assert not shop.trigger.has_call("main")
+    assert not shop.trigger.has_call("main", "m")
     found = shop.trigger.credentials.find_newest(shop.session)
     assert found is not None
     assert found[0].id == shop.session

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.assembly import Engine
+from proxy.engine.mapping import running
 from proxy.engine.mapping.agentic_map import AgenticMapOrder, AgentMapper
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.mapping.sandbox import PromptTemplate
@@ -18,6 +19,7 @@ from proxy.engine.turns.tools import ProgramTool, make_tool
 from proxy.model.errors import NotFound, UpstreamUnreachable
 from proxy.model.events import SessionClosed
 from proxy.model.results import AgentMapResult
+from tests.support.engine import LIMIT
 from tests.support.operators import Model, Reply, running_engine
 
 
@@ -196,3 +198,19 @@ async def test_a_consumer_that_stops_ends_the_agents_and_their_tools(bench: Benc
     assert ended.is_set()
     assert not bench.model.running
     assert bench.told[-1].is_cancelled
+
+
+async def test_a_pause_that_the_upstream_asks_for_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "FIRST_PAUSE", 1000.0)  # waited where the upstream says nothing
+    refusal = Reply("slow down", status=429, headers=((b"retry-after", b"0.01"),))
+    bench.model.say = lambda request, number: refusal if number == 0 else Reply("done")
+    async with asyncio.timeout(LIMIT):
+        [result] = await bench.results(["a"])
+    assert (result.success, result.output_text) == (True, "done")
+
+
+async def test_an_answer_that_tells_no_tokens_is_in_neither_sum(bench: Bench) -> None:
+    bench.model.say = lambda request, number: Reply("done", usage=None)
+    await bench.results(["a"])
+    totals = bench.run.totals
+    assert (totals.calls, totals.uncounted, totals.tokens.input, totals.cost) == (1, 1, 0, 0.0)

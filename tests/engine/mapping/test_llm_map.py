@@ -213,3 +213,12 @@ async def test_the_log_has_the_calls_in_one_session_that_is_no_conversation(benc
     assert [(call.mode, call.kind) for call in calls] == [("observe", "managed")] * 3
     assert not await bench.engine.archive.list_nodes(session.id)
     assert not any(row.is_managed for row in await bench.engine.archive.load_rounds(session.id))
+
+
+async def test_an_answer_that_is_an_error_costs_what_it_tells(bench: Bench) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
+    broken = Reply(body=json.dumps({"error": {"message": "broken inside"}, "usage": usage}).encode())
+    bench.model.say = says(broken, GOOD)
+    await bench.results(["a"])
+    totals = bench.run.totals
+    assert (totals.calls, totals.uncounted, totals.tokens.input) == (2, 0, 17)

@@ -4,20 +4,21 @@ import asyncio
 import gzip
 import json
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.engine.compaction.credentials import CallCredential
-from proxy.engine.compaction.model_call import FailedCall
+from proxy.engine.compaction.model_call import FailedCall, ModelCall
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import Provider
-from proxy.engine.recall.embedding_call import EmbeddingCaller, EmbeddingRequest
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import EmbeddingEnded, ExchangeRecorded
+from proxy.model.events import AuxiliaryEnded, ExchangeRecorded
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Usage
 from proxy.model.log import ArchiveHealth
+from proxy.retrieval.embeddings import write_embedding_request
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
@@ -40,13 +41,9 @@ class World:
     def __init__(self, upstream: ScriptedUpstream, policy: CompactionPolicy = FREE, spent: int = 10_000) -> None:
         self.setup = Setup(upstream, policy)
         self.upstream, self.engine, self.health = upstream, self.setup.engine, self.setup.health
-        made = self.setup.caller
-        self.caller = EmbeddingCaller(
-            policy=made.policy, relay=made.relay, tasks=made.tasks, bus=made.bus, clock=made.clock, ids=made.ids,
-            health=made.health, seconds=LIMIT,
-        )  # fmt: skip
-        self.ended: list[EmbeddingEnded] = []
-        made.bus.subscribe(EmbeddingEnded, self.ended.append)
+        made = self.caller = self.setup.caller
+        self.ended: list[AuxiliaryEnded] = []
+        made.bus.subscribe(AuxiliaryEnded, self.ended.append)
         balance = self.health.budget
         balance.record_estimate("client", Usage(spent, 0))
         balance.record_exchange(self.make_event())
@@ -56,13 +53,15 @@ class World:
         told = ("client", SESSION.id, "managed", "chat_completions", "main", 200, "complete", 9, 9, 0.0, 0.0)
         return ExchangeRecorded(*told, is_readable=True, model="m")  # type: ignore[arg-type]
 
-    def make_request(self, upstream: Any = None, headers: Headers = KEY) -> EmbeddingRequest:
+    def make_request(self, upstream: Any = None, headers: Headers = KEY, texts: Sequence[str] = TEXTS) -> ModelCall:
         credential = CallCredential(self.upstream, b"/v1/chat/completions", headers)
-        return EmbeddingRequest(SESSION, credential, upstream or self.upstream, "e", TEXTS)
+        body, expected = write_embedding_request("e", texts), Usage(sum(len(text) // 3 + 1 for text in texts), 0)
+        return ModelCall(SESSION, credential, upstream or self.upstream, None, "e", body, 0, expected, texts=texts)
 
-    async def call(self, request: EmbeddingRequest | None = None) -> list[bytes] | FailedCall:
+    async def call(self, request: ModelCall | None = None) -> list[bytes] | FailedCall:
         async with asyncio.timeout(LIMIT):
-            return await self.caller.call(request or self.make_request())
+            found = await self.caller.ask(request or self.make_request())
+        return found if isinstance(found, FailedCall) else list(found.codes)
 
     @property
     def records(self) -> list[Any]:
@@ -94,7 +93,7 @@ async def test_texts_are_sent_and_vectors_come_back() -> None:
 async def test_the_record_has_the_beginning_and_the_usage_but_not_all_texts_and_vectors() -> None:
     texts = ["word " * 2000]
     world = World(answer(make_response(texts)))
-    request = EmbeddingRequest(SESSION, world.make_request().credential, world.upstream, "e", texts)
+    request = world.make_request(texts=texts)
     assert await world.call(request) == [encode(texts[0])]
     [opening] = [each for each in world.records if isinstance(each, Opening)]
     assert (opening.kind, opening.session, opening.model, opening.wire) == ("auxiliary", SESSION, "e", "")
@@ -162,7 +161,8 @@ async def test_a_model_that_fails_twice_is_not_asked_for_a_while() -> None:
     for _ in range(2):
         found = await world.call()
         assert isinstance(found, FailedCall)
-        assert (found.status, found.reason) == (500, "status 500")
+        assert found.status == 500
+        assert found.reason.startswith("status 500: ")
     found = await world.call()
     assert isinstance(found, FailedCall)
     assert found.reason == "e failed lately and is not asked for a while"
@@ -188,8 +188,7 @@ async def test_a_model_that_fails_twice_is_not_asked_for_a_while() -> None:
     ],
 )
 async def test_an_odd_answer_brings_no_vectors_and_costs_what_was_expected(content: bytes) -> None:
-    reason, world = await fail(answer(content))
-    assert reason.startswith("the response cannot be used: ")
+    _, world = await fail(answer(content))
     assert world.health.budget.get_summary_cost(SESSION.id).tokens == 10.0
     assert world.ended[0].verdict == "failed"
 
@@ -215,9 +214,10 @@ async def test_a_compressed_answer_is_read() -> None:
 
 
 async def test_an_answer_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.engine.recall.embedding_call.MOST_BYTES", 100)
-    reason, _ = await fail(answer(make_response(TEXTS)))
-    assert reason == "the response has more than 100 bytes"
+    monkeypatch.setattr("proxy.engine.compaction.model_call.MOST_BYTES", 100)
+    reason, world = await fail(answer(make_response(TEXTS)))
+    assert reason == "the response is longer than it may be"
+    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 10.0  # it came, and is billed
 
 
 async def test_no_answer_fails() -> None:
@@ -228,7 +228,7 @@ async def test_no_answer_fails() -> None:
 
 async def test_a_call_has_a_time_limit() -> None:
     world = World(ScriptedUpstream())
-    world.caller.seconds = 0.01
+    world.caller.time_limit_seconds = 0.01
     found = await world.call()
     assert isinstance(found, FailedCall)
     assert found.reason == "no complete response came within 0.01 s"
@@ -247,6 +247,35 @@ async def test_a_cancelled_call_is_accounted_for_and_counts_as_no_failure() -> N
     assert [each.verdict for each in world.ended] == ["aborted"]
     assert not world.health.budget.is_spending(SESSION.id)
     assert world.health.breakers.allows("main", "e", world.engine.clock.monotonic())
+
+
+async def test_a_cancelled_call_that_was_refused_costs_nothing() -> None:
+    refusal = ScriptedResponse(b'{"error":', status=429, headers=JSON)  # its end does not come
+    world = World(ScriptedUpstream(answer=refusal))
+    task = asyncio.create_task(world.call())
+    await refusal.wait_until_starved()
+    task.cancel()
+    await asyncio.wait((task,))
+    assert await world.engine.tasks.finish(LIMIT)
+    assert [(each.verdict, each.cost) for each in world.ended] == [("aborted", 0.0)]
+    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 0.0
+
+
+async def test_a_response_that_breaks_off_is_told_from_one_that_is_late() -> None:
+    reason, world = await fail(ScriptedUpstream(answer=ScriptedResponse(b'{"data":[', headers=JSON, ending="cut")))
+    assert reason == "the response broke off"
+    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 10.0
+
+
+async def test_a_fault_of_ours_leaves_nothing_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> None:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr("proxy.retrieval.embeddings.pack_signs", lose)
+    reason, world = await fail(answer(make_response(TEXTS)))
+    assert reason == "the response could not be read: RuntimeError('lost')"
+    assert not world.health.budget.is_spending(SESSION.id)
+    assert [(each.verdict, each.cost) for each in world.ended] == [("failed", 10.0)]
 
 
 async def test_nothing_is_sent_that_could_not_be_recorded() -> None:

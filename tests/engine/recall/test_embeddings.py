@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from proxy.engine.compaction.credentials import CallCredential, CredentialCache
-from proxy.engine.compaction.model_call import FailedCall
+from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelResponse
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import Provider
 from proxy.engine.recall import embeddings
-from proxy.engine.recall.embedding_call import EmbeddingRequest
 from proxy.engine.recall.embeddings import RETRY_SECONDS, Embedder, build_embedding
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import TaskRunner
@@ -83,15 +82,15 @@ class Trigger:
     def is_local(self, upstream: str, model: str) -> bool:
         return upstream in self.local
 
-    def has_call(self, upstream: str) -> bool:
-        return upstream in self.busy
+    def has_call(self, upstream: str, model: str) -> bool:
+        return self.is_local(upstream, model) and upstream in self.busy
 
 
 class Caller:
     """Makes vectors by the words, unless it is told to fail."""
 
     def __init__(self) -> None:
-        self.calls: list[EmbeddingRequest] = []
+        self.calls: list[ModelCall] = []
         self.answers: list[Any] = []
         self.refused: str | None = None
         self.open = asyncio.Event()
@@ -101,7 +100,7 @@ class Caller:
     def texts(self) -> list[list[str]]:
         return [list(each.texts) for each in self.calls]
 
-    async def call(self, asked: EmbeddingRequest) -> list[bytes] | FailedCall:
+    async def ask(self, asked: ModelCall) -> ModelResponse | FailedCall:
         self.calls.append(asked)
         await self.open.wait()
         if self.refused in asked.texts:
@@ -109,7 +108,8 @@ class Caller:
         if self.answers:
             found: FailedCall = self.answers.pop(0)
             return found
-        return [encode(text) for text in asked.texts]
+        codes = [encode(text) for text in asked.texts]
+        return ModelResponse("", "", None, 0.0, is_tool_call=False, exchange="x", codes=codes)
 
 
 class World:

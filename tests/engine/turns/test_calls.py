@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from proxy.engine.response_reader import ReadResponse, read_received
+from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.answers import read_response
-from proxy.engine.turns.calls import LocalResponse, Take, make_call
+from proxy.engine.turns.calls import Take, make_call
 from proxy.model.errors import BadRequest, UpstreamUnreachable
 from proxy.model.exchange import ClientRequest, Headers, Outcome
 from proxy.wire import FORMATS
@@ -25,7 +26,7 @@ class Caller:
         self.upstream = ScriptedUpstream(answer=said)
         self.engine = Engine(self.upstream, is_instant=True)
 
-    async def call(self, take: Take | None = None, headers: Headers = SESSION) -> LocalResponse:
+    async def call(self, take: Take | None = None, headers: Headers = SESSION) -> LocalClient:
         request = ClientRequest("POST", b"/v1/chat/completions", (*KEY, *headers), BODY)
         return await make_call(self.engine.exchanges, self.engine.tasks, request, "chat_completions", take)
 
@@ -135,7 +136,9 @@ async def test_a_call_that_the_engine_ends_says_so() -> None:
 def test_an_answer_with_the_bytes_of_the_record_is_not_parsed_again() -> None:
     chat, body = FORMATS["chat_completions"], json.dumps(answer("chat_completions", "said")).encode()
     told, plain = read_received(chat, JSON, json.dumps(answer("chat_completions", "recorded")).encode(), 1000)
-    response = LocalResponse(200, JSON, body, "s", "x", ())
+    response = LocalClient()
+    response.start(200, JSON)
+    response.write(body, is_last=True)
     assert read_response(chat, response, ReadResponse(body, told, plain)).text == "recorded"
     assert read_response(chat, response, ReadResponse(plain, told, plain)).text == "said"  # the record was redacted
     assert read_response(chat, response).text == "said"

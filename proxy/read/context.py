@@ -247,10 +247,15 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
 
 def describe_epoch(epoch: Epoch, n: int) -> EpochDocument:
     """Return an epoch as a document of a listing."""
-    references = [
+    facts = {name: getattr(epoch, name) for name in _EPOCH_FIELDS}
+    return EpochDocument(n=n, **facts, references=list_references(epoch))
+
+
+def list_references(epoch: Epoch) -> list[ReferenceDocument]:
+    """Return the references of an epoch."""
+    return [
         ReferenceDocument(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     ]
-    return EpochDocument(n=n, **{name: getattr(epoch, name) for name in _EPOCH_FIELDS}, references=references)
 
 
 def list_edits(epoch: Epoch) -> list[EditDocument]:

@@ -40,13 +40,6 @@ _PREFIXES = _NAMING_CLIENTS | {
 }
 
 
-class Amount(msgspec.Struct, frozen=True):
-    """What something costs: in tokens of uncached input, and in the currency of the price map; null without a price."""
-
-    tokens: float
-    money: float | None
-
-
 class AuxiliaryTotal(msgspec.Struct, frozen=True):
     """Our own calls for a session, and what they cost."""
 
@@ -99,7 +92,7 @@ class SessionSummary(msgspec.Struct, frozen=True):
     output_tokens: int | None
     window_tokens: WindowTokens
     cache_read_share: float | None
-    spent: Amount
+    spent: Cost
     saved: Saving | None
     auxiliary: AuxiliaryTotal
     erased_ms: int | None
@@ -184,7 +177,7 @@ def _summarize(
         output_tokens=total.output if is_counted else None,
         window_tokens=WindowTokens(newest.client, newest.sent),
         cache_read_share=total.read / total.told if total.told else None,
-        spent=describe_amount(spent),
+        spent=spent,
         saved=None,
         auxiliary=AuxiliaryTotal(
             row.auxiliary,
@@ -215,11 +208,6 @@ def _is_live(total: SavedTotal, newest: Newest, now_ms: int) -> bool:
     if newest.opened_ms is not None and now_ms - newest.opened_ms < _LONGEST_MS:
         return True
     return now_ms - total.ended_ms < _LATELY_MS
-
-
-def describe_amount(cost: Cost) -> Amount:
-    """Return a cost as it is shown."""
-    return Amount(cost.tokens, cost.money)
 
 
 MOST_CHARACTERS = 80

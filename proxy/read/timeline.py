@@ -17,6 +17,7 @@ from proxy.model.epoch import Epoch, EpochReason, read_view
 from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.figures import RoundFigures
 from proxy.read.cache import CacheCall
+from proxy.read.context import ReferenceDocument, list_references
 from proxy.read.savings import SavingsInputs, group_calls, price_call, price_round, remember_cards
 
 CallFigures = tuple[Any, ...]
@@ -79,28 +80,12 @@ class Timeline(msgspec.Struct, frozen=True):
     marks: list[Mark]
 
 
-class EpochAmount(msgspec.Struct, frozen=True):
-    """An amount in tokens of uncached input and in money; null without a price."""
-
-    tokens: float
-    money: float | None
-
-
 class PaidBack(msgspec.Struct, frozen=True):
     """What an epoch has paid back so far: over so many calls, what these cost less than the client's own."""
 
     tokens: float
     money: float | None
     calls: int
-
-
-class EpochReference(msgspec.Struct, frozen=True):
-    """A reference to the messages from `start` up to `stop`, from the character `offset` of their text on."""
-
-    id: str
-    start: int
-    stop: int
-    offset: int
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
@@ -122,10 +107,10 @@ class EpochSummary(msgspec.Struct, frozen=True):
     depth: int
     tokens_before: int
     tokens_after: int
-    cost: EpochAmount | None
+    cost: Cost | None
     paid_back: PaidBack
     state: EpochState
-    references: list[EpochReference]
+    references: list[ReferenceDocument]
 
 
 class Loop(msgspec.Struct):
@@ -263,12 +248,10 @@ def _summarize(
         depth=epoch.depth,
         tokens_before=epoch.tokens_before,
         tokens_after=epoch.tokens_after,
-        cost=None if cost is None else EpochAmount(cost.tokens, cost.money),
+        cost=cost,
         paid_back=PaidBack(paid.tokens, paid.money, len({row.n for row in rows})),
         state=state,
-        references=[
-            EpochReference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
-        ],
+        references=list_references(epoch),
     )
 
 

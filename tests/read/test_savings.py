@@ -9,9 +9,10 @@ import pytest
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.models import PriceList
 from proxy.model.card import Card, Prices, Rates
+from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.figures import RoundFigures, Tally
-from proxy.read.savings import Arm, SavingsInputs, SavingsReport, SavingsTotal, load_saving, load_savings
+from proxy.read.savings import Arm, SavingsInputs, SavingsReport, SavingsTotal, load_saving, load_savings, read_calls
 from tests.support.figures import Bill, tally_bills, work_out_bills
 from tests.support.unmanaged import UnmanagedLog
 
@@ -21,10 +22,11 @@ PRICED = Card(prices=Prices(Rates(2e-6, 1e-5, 2e-7, 2e-6)), prices_source="setti
 
 
 class Book(UnmanagedLog):
-    """Bills, in pages of three calls."""
+    """Bills, but for those of sessions that are erased."""
 
     def __init__(self) -> None:
         self.bills: list[Bill] = []
+        self.erased: set[str] = set()
 
     def add(self, session: str, input: int | None, cached: int | None = 0, **changes: Any) -> None:
         """A call of one round; more of them are added by `again`."""
@@ -38,6 +40,8 @@ class Book(UnmanagedLog):
         self.bills.append(replace(self.bills[-1], usage=usage, **changes))
 
     async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
+        if session in self.erased:
+            raise NotFound(f"there is no session {session}")
         return work_out_bills(self.bills, session, after, limit)
 
     async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
@@ -88,6 +92,24 @@ async def test_managing_saves_what_a_managed_session_costs_less() -> None:
     assert (report.managed, report.held_out, report.estimate) == (found.managed, found.held_out, None)
     assert [(each.model, each.tokens, each.share, each.rounds) for each in report.models] == [("m", None, None, 40)]
     assert [(each.date, each.spent_tokens) for each in report.days] == [("1970-01-01", 200_000.0)]
+
+
+async def test_a_long_session_is_read_a_page_at_a_time() -> None:
+    book = Book()
+    for _ in range(600):
+        book.add("s", 10)
+    book.again(20)
+    log: Any = book
+    calls = [rounds async for rounds in read_calls(log, "s")]
+    assert [rounds[0].n for rounds in calls] == [*range(1, 601)]
+    assert [row.input for row in calls[-1]] == [10, 20]
+
+
+async def test_a_session_that_is_erased_meanwhile_is_not_compared() -> None:
+    book = fill(21)
+    book.erased = {"m3", "h4"}
+    found = await judge(book)
+    assert (found.saving, found.managed.sessions, found.held_out.sessions) == (pytest.approx(0.75), 20, 20)
 
 
 async def test_of_too_few_sessions_nothing_is_told() -> None:

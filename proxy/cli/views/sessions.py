@@ -25,12 +25,13 @@ from proxy.cli.terminal import (
     write,
 )
 from proxy.config import Settings
+from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.documents import write_json
 from proxy.engine.recorded.lookup import list_matching
 from proxy.model.log import Selection
 from proxy.read.savings import Saving
-from proxy.read.session_summary import Amount, SessionSummary, summarize_sessions
+from proxy.read.session_summary import SessionSummary, summarize_sessions
 
 ID_DIGITS = 8
 """Digits of a session's id that are shown where it is a column: a prefix of an id will do wherever one is asked for."""
@@ -132,7 +133,7 @@ def _list_sizes(found: Sequence[SessionSummary]) -> list[tuple[int, int]]:
     return [(client, sent) for client, sent in sizes if client is not None and sent is not None]
 
 
-def sum_saving(managed: Sequence[tuple[Saving, Amount]]) -> Saving:
+def sum_saving(managed: Sequence[tuple[Saving, Cost]]) -> Saving:
     """Return what managing several sessions saved, by what each saved and cost; money only where all have a price."""
     tokens = sum(saved.tokens for saved, _ in managed)
     amounts = [(saved.money, spent.money) for saved, spent in managed]

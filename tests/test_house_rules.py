@@ -38,7 +38,6 @@ MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
-    "proxy/read": 17,
     "proxy/model": 18,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.

@@ -23,7 +23,7 @@ from benchmarks.path import build_short
 from benchmarks.processes import Nursery, read_cpu_seconds
 from benchmarks.targets import HARNESS_CORE, Setting, find_command, start_mock, start_palimpsest
 from proxy.engine.events.stream import EventStream
-from proxy.model.stream_events import SessionClosedEvent
+from proxy.model.events import SessionClosedEvent
 from proxy.sdk.events import EventBus
 
 _EVENTS_OF_A_CALL = 7

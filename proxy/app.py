@@ -228,7 +228,6 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         lambda: len(engine.tasks),
         lambda: engine.descriptors.shortages,
         lambda: engine.index.health,
-        price=prices.price,
         disk=functools.partial(measure_disk, settings.store_policy().path, settings.store_policy().max_bytes),
         circuits=lambda: circuits.states,
     )

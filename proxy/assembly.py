@@ -19,7 +19,7 @@ from proxy.context.epoch_decision import Holdout
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
-from proxy.engine.context.accounting import CacheWatch, SentObserver, UsageAccounting
+from proxy.engine.context.accounting import AnswerAccounting, SentObserver, UsageAccounting
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.epoch_planner import EpochPlanner, FeatureCache
@@ -70,7 +70,7 @@ from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
 from proxy.model.errors import WorkerLost, tell_install
-from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
+from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.reading import build_tokenizer
 from proxy.reading import measure as measure
 from proxy.reading import open_log as open_log
@@ -216,7 +216,6 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         offers=build_offers(is_on=settings.recall_policy().inject),
         scan_messages=settings.turns.scan_messages,
     )
-    CacheWatch(bus, models.card, settings.providers())
     index = _build_index(settings, worker, trigger)
     recall = Recall(archive, index, clock, settings.recall_policy())
     recalling, cap = settings.recall_policy(), policy.record_cap_bytes
@@ -299,7 +298,7 @@ def _build_lineage(
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
-    bus.subscribe(ReadingFailed, lineage.note_unread)
+    bus.subscribe(CallUnreadableEvent, lineage.note_unread)
     return lineage
 
 
@@ -324,8 +323,7 @@ def build_controller(
     """
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
-    bus.subscribe(AnswerRead, calibrator.note_answer)
-    bus.subscribe(AnswerRead, caches.prompts.note_answer)
+    AnswerAccounting(bus, PriceList(models.card, providers), calibrator, caches.prompts)
     states = StateReader(
         caches,
         models,

@@ -15,7 +15,7 @@ import yaml
 
 from proxy.config import ConfigError, load_settings
 from proxy.config.reference import name_keys
-from proxy.model.events import CacheUsed, ExchangeRecorded, RungFailed
+from proxy.model.events import AnswerRead, ExchangeRecorded, RungFailedEvent
 from proxy.model.log import ArchiveHealth
 from proxy.telemetry.metric_names import METRICS
 from proxy.telemetry.metrics import Metrics
@@ -153,7 +153,8 @@ def test_prometheus_accepts_its_files(tmp_path: Path) -> None:
 def test_prometheus_has_no_complaint_about_the_metrics() -> None:
     metrics = Metrics(lambda: ArchiveHealth("", 0, 0, 0, 0), lambda: 0, circuits=lambda: {"openai": False})
     recorded = ExchangeRecorded("e", "s", "managed", "chat", "openai", 200, "complete", 1, 1, 0.1, 0.1, overhead_s=0.1)
-    for event in (recorded, RungFailed("e", "s", "plan", "why"), CacheUsed("e", "s", "epoch", 1, 1.0)):
+    failed = RungFailedEvent(exchange="e", session="s", rung="plan", error="why")
+    for event in (recorded, failed, AnswerRead("e", 0, round=recorded, cause="epoch", missed=1, missed_cost=1.0)):
         metrics.count(event)
     command = ["promtool", "check", "metrics"]
     checked = subprocess.run(command, input=metrics.render(), capture_output=True, timeout=LIMIT, check=False)

@@ -72,29 +72,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 587_502, 341_900
+MOST_TOKENS, MOST_CORE_TOKENS = 585_851, 341_143
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_630,
-    "proxy/cli": 35_366,
+    "proxy": 9_605,
+    "proxy/cli": 35_364,
     "proxy/config": 11_134,
-    "proxy/context": 74_470,
+    "proxy/context": 74_848,
     "proxy/demo": 6_673,
     "proxy/doctor": 4_923,
-    "proxy/engine": 185_423,
-    "proxy/model": 12_868,
+    "proxy/engine": 184_642,
+    "proxy/model": 11_910,
     "proxy/read": 27_428,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_714,
-    "proxy/server": 28_541,
+    "proxy/server": 28_442,
     "proxy/store": 60_550,
-    "proxy/telemetry": 8_572,
+    "proxy/telemetry": 8_408,
     "proxy/transcripts": 9_818,
     "proxy/trial": 8_983,
     "proxy/upstream": 13_606,
     "proxy/wire": 61_374,
     "proxy/worker": 7_142,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 28, 156, 144
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 22, 152, 140
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import msgspec
 import typer
@@ -28,9 +28,8 @@ from proxy.cli.services import (
 )
 from proxy.config import Settings
 from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
-from proxy.model.exchange import CONVERSATION
-from proxy.model.parts import MessagePart, ToolPart
-from proxy.model.stream_events import (
+from proxy.model.events import (
+    TOLD,
     AgentNudgedEvent,
     CacheMissedEvent,
     CallCompletedEvent,
@@ -54,10 +53,11 @@ from proxy.model.stream_events import (
     SessionIdleEvent,
     StreamedEvent,
     StreamEndedEvent,
-    StreamEvent,
     SummaryAddedEvent,
     name_type,
 )
+from proxy.model.exchange import CONVERSATION
+from proxy.model.parts import MessagePart, ToolPart
 
 _OK, _BUSY, _ERROR = 200, 503, 400
 _PAUSE_SECONDS = 1.0
@@ -86,7 +86,7 @@ _DEFAULT: tuple[type[StreamedEvent], ...] = (
 _EPOCH, _MISS, _FAULT, _LOOP, _NOTE = "▲", "⚡", "✕", "↻", "·"
 _COLOURS = {_EPOCH: "cyan", _MISS: "yellow", _FAULT: "red", _LOOP: "magenta", _NOTE: ""}
 
-_decoder = msgspec.json.Decoder(StreamEvent)
+_decoder: msgspec.json.Decoder[StreamedEvent] = msgspec.json.Decoder(Union[TOLD])  # noqa: UP007 - there is no operator for a tuple
 
 
 class EventsRefused(ProxyError):
@@ -197,14 +197,14 @@ def _fit(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
-def _format_head(event: StreamEvent) -> str:
+def _format_head(event: StreamedEvent) -> str:
     """Return the local time, the session, and the call's number."""
     at = datetime.fromtimestamp(event.at_ms / 1000).astimezone().strftime("%H:%M:%S")
     n = getattr(event, "n", None)
     return f"{at}  {make_plain(event.session)[:_ID_DIGITS]:{_ID_DIGITS}} {f'#{n}' if n else '':>5}"
 
 
-def describe_event(event: StreamEvent, *, is_all: bool = True) -> Iterator[tuple[str, str]]:
+def describe_event(event: StreamedEvent, *, is_all: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the lines that tell of an event, each with its sign.
 
     Without `is_all`, calls that are no part of a conversation are told only if they fail.
@@ -258,10 +258,6 @@ def _format_saved(money: float | None) -> str:
     return f" (saved ${money:.4f})" if money > 0 else f" (lost ${-money:.4f})"
 
 
-def _describe_epoch(event: EpochOpenedEvent) -> str:
-    return f"epoch opened, {CAUSES[event.why]}: {event.tokens_before:,} → {event.tokens_after:,} tokens"
-
-
 def _describe_reverted(event: EpochRevertedEvent) -> str:
     who = "the upstream refused it" if event.why == "refused" else "on request"
     sizes = ""
@@ -289,10 +285,6 @@ def _describe_loop(event: DoomLoopDetectedEvent) -> str:
     return f"loop: {event.tool} was called {event.count} times in a row with the same arguments, with {output}"
 
 
-def _describe_trigger(event: CompactionTriggeredEvent) -> str:
-    return f"a summary of {format_count(event.messages, 'message')} ({event.tokens:,} tokens) is being made"
-
-
 def _describe_compacted(event: CompactionCompletedEvent) -> str:
     reason = f"; {event.reason}" if event.reason else ""
     sizes = f"{event.tokens_before:,} → {event.tokens_after:,} tokens"
@@ -316,7 +308,7 @@ def _name_part(part: MessagePart) -> str:
     return f"{kind} {part.tool_name} {part.status.state}" if isinstance(part, ToolPart) else kind
 
 
-_DESCRIPTIONS: Mapping[type[StreamEvent], tuple[str, Callable[[Any], str]]] = {
+_DESCRIPTIONS: Mapping[type[StreamedEvent], tuple[str, Callable[[Any], str]]] = {
     SessionCreatedEvent: (_NOTE, _describe_session),
     SessionClosedEvent: (_NOTE, lambda event: "closed by its program"),
     MessageCreatedEvent: (_NOTE, lambda event: f"message of {event.role or 'unknown role'}: {event.message[:12]}"),
@@ -333,10 +325,16 @@ _DESCRIPTIONS: Mapping[type[StreamEvent], tuple[str, Callable[[Any], str]]] = {
         _FAULT,
         lambda event: f"sent above its ceiling: {event.tokens:,} of {event.usable:,} tokens; {event.error}",
     ),
-    EpochOpenedEvent: (_EPOCH, _describe_epoch),
+    EpochOpenedEvent: (
+        _EPOCH,
+        lambda event: f"epoch opened, {CAUSES[event.why]}: {event.tokens_before:,} → {event.tokens_after:,} tokens",
+    ),
     EpochRevertedEvent: (_EPOCH, _describe_reverted),
     PruneCompletedEvent: (_EPOCH, _describe_pruned),
-    CompactionTriggeredEvent: (_NOTE, _describe_trigger),
+    CompactionTriggeredEvent: (
+        _NOTE,
+        lambda event: f"a summary of {format_count(event.messages, 'message')} ({event.tokens:,} tokens) is being made",
+    ),
     CompactionCompletedEvent: (_EPOCH, _describe_compacted),
     CompactionFailedEvent: (_FAULT, lambda event: f"no summary came of it: {event.error}"),
     SummaryAddedEvent: (

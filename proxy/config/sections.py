@@ -30,7 +30,7 @@ from proxy.config.value_types import (
 )
 from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.policy import EnginePolicy, Provider
-from proxy.model.stream_events import WEBHOOK_EVENTS
+from proxy.model.events import WEBHOOK_EVENTS
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
 from proxy.telemetry.policy import Level, LogPolicy, TelemetryPolicy

@@ -167,6 +167,7 @@ def _render_line(line: LedgerLine) -> Iterator[str]:
     yield from (f"    {sanitize_text(quote, _LONGEST_QUOTE)}" for quote in line.quotes)
 
 
+_LONGEST_PATH = 400
 _CHANGE_DIRECTORY = re.compile(r"cd [\w./~-]+ && ")
 
 
@@ -252,12 +253,25 @@ def _list_asked(index: ConversationIndex, step: AgentStep, most: int, *, has_nam
 def cut_at_word(text: str, most: int) -> str:
     """Return about `most` characters of a text in one line, up to a quarter more or less, so that no word is cut.
 
-    A word that is longer than that is cut.
+    A word that is longer than that is cut: a path to its end, which says more than its beginning.
     """
     end = text.find(" ", most, most + most // 4 + 1)
     if end < 0:
         end = len(text) if len(text) <= most + most // 4 else text.rfind(" ", most - most // 4, most)
-    return sanitize_text(text, most) if end < 0 else sanitize_text(text[:end], end) + ("…" if end < len(text) else "")
+    if end < 0:
+        return _cut_path(text, most) or sanitize_text(text, most)
+    return sanitize_text(text[:end], end) + ("…" if end < len(text) else "")
+
+
+def _cut_path(text: str, most: int) -> str:
+    """Return about `most` characters up to the end of the path that stands there; empty where none does."""
+    start = text.rfind(" ", 0, most) + 1
+    word = text[start : start + _LONGEST_PATH].partition(" ")[0]
+    end = word.find("/", max(1, len(word) - (most + most // 4 - start)))
+    if end < 0:
+        return ""
+    rest = "…" if start + len(word) < len(text) else ""
+    return sanitize_text(f"{text[:start]}…{word[end:]}", 2 * most) + rest
 
 
 def cut_words(text: str, most: int) -> str:

@@ -212,7 +212,9 @@ _LONGEST = 600
 _BEGINNING, _RULE_SHARE = 60, 0.25
 # Rules come first by their length, in steps of so many characters, then the newest.
 _SHORT = 160
-_HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
+_HEAD = (
+    "Rules and changes of plan that the user stated, in the user's own words, each behind the number of its message:"
+)
 
 # What makes a sentence an instruction that lasts is an imperative or a modal that is said to somebody; "always" or
 # "never" alone makes none. Of each language the first counts at the beginning of a clause only. `benchmarks.user_rules`
@@ -281,6 +283,67 @@ PREFERRING = re.compile(
 """What a user prefers; that is a rule, too."""
 
 
+CHANGE_WORDS: Mapping[str, tuple[str, str]] = {
+    "English": (
+        r"(?:forget|disregard|ignore|scrap|scratch|strike|never ?mind) (?:about|what|everything|all|that|this|the|my)\b"
+        r"|(?:nvm|undo|revert)\b"
+        r"|(?:cancel|postpone|shelve|abandon|park|skip|drop|withdraw|leave out|hold (?:off|on)) "
+        r"(?:the|that|this|my|it|on|step)\b"
+        r"|(?:put|push|move|bring) [^.!?]{1,60}\b(?:on (?:ice|hold)|back (?:by|to)|forward|off)\b"
+        r"|(?:keep|put|take|turn|leave|bring|add|switch|go|make that) [^.!?]{1,60}"
+        r"\b(?:back|out of|alone|after all|, ?not)\b"
+        r"|(?:actually|on second thought|nah|wait|hold on|scratch that|change of plans?)[,:]"
+        r"|(?:instead of|rather than) [^.!?,]{1,80},"
+        r"|(?:let['\u2019]?s|we(?:['\u2019]ll| will)) (?:not|rather|skip|drop|postpone|park|shelve|leave|keep|stay"
+        r"|stick|go|revert|return|switch|use)\b"
+        r"|(?:don['\u2019]?t bother|no need (?:to|for))\b",
+        r"\b(?:we|I|you|they|it)(?:['\u2019]\w+)? (?:\w+ )?no longer\b|n(?:['\u2019]?t|ot|o) [^.!?]{1,60}\bany ?more\b"
+        r"|\b(?:chang\w+ (?:my|our|your|of) (?:minds?|plans?)|second thoughts?|reconsidered|take back|took back)\b"
+        r"|\b(?:what|as|earlier|before|yesterday|originally) (?:I|we)(?:['\u2019]?d|['\u2019]ve| had| have)? "
+        r"(?:said|asked|told|wrote|wanted|agreed|discussed|planned)\b"
+        r"|\b(?:contrary to|after all|turns? out|pull\w* the plug|overkill|no more)\b"
+        r"|\b(?:off the (?:list|table|hook)|until further notice|for the time being)\b"
+        r"|\bI (?:know I )?(?:said|asked (?:for|you)|told you|was wrong|got \w+ wrong)\b"
+        r"|\b(?:decided|voted) (?:against|to|not)\b"
+        r"|\bmy (?:previous|earlier|last|original) (?:message|instruction|request|note|mail|email)\b"
+        r"|\b(?:we|I['\u2019](?:ll|d))(?:['\u2019]ll| will| can| could| should)? (?:do|have|build|add|need|handle"
+        r"|finish|ship|make|fix)\b[^.!?]{0,60}"
+        r"\b(?:later|after(?:wards)?|instead|first|next (?:week|month|year|sprint|release|quarter))\b"
+        r"|\b(?:can|could|will|has to|have to|should|may) (?:still )?(?:wait|go into the next)\b"
+        r"|\b(?:go|back|return|revert|stay|stick) (?:to|with|on|at) the (?:old|original|first|previous|initial)\b"
+        r"|\b(?:been|got|was|is|gets) (?:dropped|postponed|called off|cut|bumped|lifted|pushed back|put off)\b"
+        r"|\b(?:moved|bumped|deferred|brought forward) to\b|\bfor now\b|\binstead[.!]?$|\bnot \d+[.!]?$"
+        r"|\bso [^.!?]{1,40} it is\b",
+    ),
+    "German": (
+        r"(?:vergiss|vergesst|vergessen sie|kommando zurück|stopp|doch (?:lieber|nicht)|ach nee|nee)\b",
+        r"\b(?:mir anders überlegt|(?:brauch\w+|müssen|ihr|du|wir) [^.!?]{0,40}nicht mehr|erst mal|vorerst|vom tisch"
+        r"|hat sich erledigt|rückgängig|verschieb\w*|entgegen|doch (?:lieber|nur)|lassen wir|können wir uns sparen"
+        r"|stattdessen|kannst du streichen)\b|\b(?:ich|wir) (?:hatten?|habe?n?) [^.!?]{1,40}\bgesagt\b",
+    ),
+    "French": (
+        r"(?:oublie[sz]?|laisse[sz]? tomber|finalement|tout compte fait|stop|ah non|pas la peine)\b",
+        r"\b(?:j['\u2019]ai changé d['\u2019]avis|plus besoin|on verra plus tard|on décale|on (?:la|le|les) fera"
+        r"|ne tenez pas compte|en fin de compte|peuvent? attendre|j[e'\u2019] ?(?:vous |t['\u2019])?avais dit)\b",
+    ),
+    "Spanish": (
+        r"(?:olvida|olvíd\w+|mejor|pensándolo bien|al final|espera)\b",
+        r"\b(?:ya no (?:hace|necesit\w+|quer\w+)|he cambiado de (?:idea|opinión)|caso omiso|de momento|aplaza\w*"
+        r"|pueden? esperar|te (?:pedí|dije))\b",
+    ),
+    "Russian": (
+        r"(?:забудь\w*|давай(?:те)? (?:всё-таки|лучше|не)|стоп|ой нет|вместо)\b",
+        r"\b(?:я передумал\w*|больше не нуж\w+|отлож\w+|перенос(?:им|ится)|пока (?:не|пропусти\w*)|подожд\w+"
+        r"|не учитывать|если подумать|всё-таки)\b",
+    ),
+    "Chinese": (
+        "",
+        "我改主意|想了想|算了|先别|别管|不用(?:写|做|管)了|不需要了|不做了|暂时(?:跳过|不)|改回|换回|还是用|缓一缓|往后推|之前(?:跟你)?说|忽略|等等，",
+    ),
+}
+"""What a user revokes, replaces, or puts off, in the form of `RULE_WORDS`."""
+
+
 def compile_rule_words(words: Iterable[tuple[str, str]]) -> re.Pattern[str]:
     """Return the pattern of sentences with one of these words: the first of each pair at the beginning of a clause."""
     first, anywhere = ("|".join(filter(None, each)) for each in zip(*words, strict=True))
@@ -288,6 +351,7 @@ def compile_rule_words(words: Iterable[tuple[str, str]]) -> re.Pattern[str]:
 
 
 _RULE_WORDS = compile_rule_words(RULE_WORDS.values())
+_CHANGE_WORDS = compile_rule_words(CHANGE_WORDS.values())
 _RULE_LABEL = re.compile(
     r"(?i)\W{0,6}(?:\w{1,20} ){0,2}(?:rule|constraint|requirement|guideline|convention|regel|vorgabe)s?:[^\w\n]{0,6}\w"
 )
@@ -314,18 +378,26 @@ def format_message_number(place: int) -> str:
     return f"m{place + 1}"
 
 
-def list_rules(index: ConversationIndex, places: Collection[int] | None = None, most: float = inf) -> tuple[Rule, ...]:
-    """Return the rules in the user's messages (None: all) in order; of rules that begin alike the newest.
+def list_rules(index: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
+    """Return the rules in the user's messages (None: all) in order; of rules that begin alike the newest."""
+    return _list_stated(index, places, is_stated=_is_rule)
 
-    At most `most` characters are searched, of the newest messages.
-    """
+
+def _list_stated(
+    index: ConversationIndex,
+    places: Collection[int] | None,
+    most: float = inf,
+    *,
+    is_stated: Callable[[Sentence], bool],
+) -> tuple[Rule, ...]:
+    """Return sentences for which `is_stated` is true, as rules. At most `most` characters are searched, the newest."""
     found: dict[str, Rule] = {}
     for place in sorted({*list_user_places(index), *index.spoken}, reverse=True):
         if places is None or place in places:
             words = _read_own_words(index, place)
             most -= len(words)
             for sentence in reversed([*list_sentences(words)]) if most >= 0 else ():
-                if _is_rule(sentence):
+                if is_stated(sentence):
                     rule = Rule(place, sentence.said, sentence.intro)
                     found.setdefault(" ".join(rule.beginning.casefold().split()), rule)
     return tuple(reversed(found.values()))
@@ -344,9 +416,22 @@ def find_rules(text: str) -> tuple[str, ...]:
     return tuple(sentence.said for sentence in list_sentences(text) if _is_rule(sentence))
 
 
+def find_changes(text: str) -> tuple[str, ...]:
+    """Return the sentences of a user that change what was planned or asked for before, as they stand in the text."""
+    return tuple(sentence.said for sentence in list_sentences(text) if _is_change(sentence))
+
+
+def _is_change(sentence: Sentence) -> bool:
+    return _is_statement(sentence.said) and bool(_CHANGE_WORDS.search(sentence.said))
+
+
+def _is_statement(said: str) -> bool:
+    return not said.endswith("?") and len(said) <= _LONGEST
+
+
 def _is_rule(sentence: Sentence) -> bool:
     said = sentence.said
-    if said.endswith("?") or len(said) > _LONGEST:
+    if not _is_statement(said):
         return False
     found = _RULE_WORDS.search(said) or _RULE_LABEL.match(said) or _RULE_INTRO.search(sentence.intro)
     return bool(found or PREFERRING.search(said))
@@ -379,7 +464,7 @@ def list_unsent_rules(
     known: Sequence[str],
     most: float = inf,
 ) -> tuple[Rule, ...]:
-    """Return the rules of these steps, and of messages that are sent shortened, that no text sent contains.
+    """Return the rules and changes of plan of these steps, and of messages sent shortened, that no text sent contains.
 
     `shortened` are the texts of the shortened messages by place, `known` are texts of the proxy that are sent. Of these
     and of what the user said last the beginning of a rule is enough. At most `most` characters are searched.
@@ -389,7 +474,9 @@ def list_unsent_rules(
     said = [read_words(index, place) for place in newest - gone - shortened.keys()]
     return tuple(
         rule
-        for rule in list_rules(index, gone | shortened.keys(), most)
+        for rule in _list_stated(
+            index, gone | shortened.keys(), most, is_stated=lambda each: _is_rule(each) or _is_change(each)
+        )
         if rule.text not in shortened.get(rule.place, "")
         and not any(rule.beginning in text for text in said)
         and not any(sanitize_text(rule.beginning, _LONGEST) in text for text in known)

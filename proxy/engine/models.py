@@ -31,7 +31,7 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, OverflowKind
 from proxy.model.epoch import Epoch, Strategy
 from proxy.model.errors import ProxyError
-from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
+from proxy.model.events import CacheDiffers, ResponseRead, SilentOverflowSeen
 from proxy.model.exchange import Headers, Usage
 from proxy.model.lru import LruCache
 from proxy.model.messages import Medium
@@ -233,7 +233,7 @@ class OverflowWatch:
         self._due: LruCache[tuple[str, str], bool] = LruCache(_MOST_MODELS)
         self._signs: LruCache[tuple[str, str], int] = LruCache(_MOST_MODELS)  # in a row
 
-    def note_answer(self, event: AnswerRead, sent: ExpectedUsage, known: Calibration) -> OverflowKind | None:
+    def note_answer(self, event: ResponseRead, sent: ExpectedUsage, known: Calibration) -> OverflowKind | None:
         """Return how a response shows that its request was too long, and act on it; None if it does not."""
         if not sent.session or sent.key is None:
             return None
@@ -322,8 +322,8 @@ class PromptSizes:
             view, id = (request.session.id, request.view), epoch.id if epoch is not None else ""
             self._open.put(request.exchange, _CountedPrompt(view, request.chain.tip, len(request.nodes), id))
 
-    def note_answer(self, event: AnswerRead) -> None:
-        """Note what a response says of its prompt. Subscribed to the bus."""
+    def note_answer(self, event: ResponseRead) -> None:
+        """Note what a response says of its prompt."""
         sent = self._open.peek(event.exchange)
         if sent is not None and event.usage.input:
             self._counted.put(sent.view, msgspec.structs.replace(sent, tokens=event.usage.input))
@@ -375,7 +375,7 @@ class CacheCalibrator:
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popitem(last=False)
 
-    def note_answer(self, event: AnswerRead) -> None:
+    def note_answer(self, event: ResponseRead) -> None:
         """Learn from the usage of a response that was read."""
         prediction = self._waiting.pop((event.exchange, event.k), None)
         usage = event.usage
@@ -447,9 +447,11 @@ class PriceList:
     find_card: Callable[[str, str], Card]
     providers: Mapping[str, Provider] = field(default_factory=dict)
 
-    def find_cache(self, upstream: str, card: Card, terms: CacheTerms = _ANY_MARKER) -> CacheModel:
+    def find_cache(
+        self, upstream: str, card: Card, terms: CacheTerms = _ANY_MARKER, *, is_rewritten: bool = False
+    ) -> CacheModel:
         """Return how the cache of an upstream's model works for requests with these terms, or that use it somehow."""
-        return find_cache(self.providers.get(upstream, _UNKNOWN_PROVIDER), card, terms)
+        return find_cache(self.providers.get(upstream, _UNKNOWN_PROVIDER), card, terms, is_rewritten=is_rewritten)
 
     def price(self, upstream: str, model: str, usage: Usage) -> Cost:
         """Return the cost of a call with this usage."""

@@ -138,40 +138,37 @@ class RoundRecorder:
             _log.warning(
                 "a call %s, status %d: %s", _ENDINGS[outcome.completeness], outcome.status, reason, extra=named
             )
-        first_byte_s = outcome.timings.first_byte_ms / 1000
-        is_readable = exchange.format is not None and outcome.size > 0
-        self._bus.publish(
-            ExchangeRecorded(
-                exchange.id,
-                opening.session.id,
-                opening.kind,
-                opening.wire,
-                exchange.upstream,
-                outcome.status,
-                outcome.completeness,
-                opening.body.size,
-                outcome.size,
-                first_byte_s,
-                outcome.timings.total_ms / 1000,
-                is_readable=is_readable,
-                is_final=exchange.is_final,
-                model=opening.model,
-                is_unreached=exchange.is_unreached,
-                overhead_s=exchange.overhead,
-                k=exchange.k,
-                plan=exchange.plans[-1] if exchange.plans else None,
-                error=outcome.error,
-            )
+        ended = ExchangeRecorded(
+            exchange.id,
+            opening.session.id,
+            opening.kind,
+            opening.wire,
+            exchange.upstream,
+            outcome.status,
+            outcome.completeness,
+            opening.body.size,
+            outcome.size,
+            outcome.timings.first_byte_ms / 1000,
+            outcome.timings.total_ms / 1000,
+            is_readable=exchange.format is not None and outcome.size > 0,
+            is_final=exchange.is_final,
+            model=opening.model,
+            is_unreached=exchange.is_unreached,
+            overhead_s=exchange.overhead,
+            k=exchange.k,
+            plan=exchange.plans[-1] if exchange.plans else None,
+            error=outcome.error,
         )
+        self._bus.publish(ended)
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
             limits = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
             self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *limits))
         if exchange.format is None or not outcome.size:
             return
-        told_by = (outcome.headers, outcome.received, first_byte_s, exchange.secrets)
         kind: AnswerKind = "whole"
         if exchange.is_hidden:
             kind = "stitched" if exchange.is_final else "hidden"
+        told_by = (outcome.headers, outcome.received, ended, exchange.secrets)
         unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by, kind)
         if exchange.is_final or exchange.is_hidden:
             self._reader.submit(unread)

@@ -6,9 +6,7 @@ All of it is derived from recorded bytes. After a failure only the reading is mi
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Mapping
-from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -18,14 +16,7 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.ports import Archive
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import (
-    AnswerRead,
-    AnswerUninformative,
-    ReadingFailed,
-    ReplyRecorded,
-    ResponseRead,
-    ToolsCalled,
-)
+from proxy.model.events import CallUnreadableEvent, ExchangeRecorded, ResponseRead
 from proxy.model.exchange import Answer, Headers, Reading, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
@@ -43,9 +34,6 @@ GATHER_SECONDS = 0.05
 _MOST_AT_ONCE = 64
 
 _MOST_SECONDS = 0.5
-# What a response has in any format if it calls a tool. Most have not, and need not be looked at again.
-_TOOL_CALL = re.compile(rb"tool_calls|tool_use|function_call|custom_tool_call|_shell_call")
-
 _BEGINNING_BYTES = 256
 _FIELDS = (b"event:", b"data:", b"id:", b"retry:")
 
@@ -57,8 +45,9 @@ AnswerKind = Literal["whole", "hidden", "stitched"]
 
 
 class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
-    """A recorded response that waits to be read. Its first byte came after `first_byte_s` seconds, 0 if unknown.
+    """A recorded response that waits to be read.
 
+    `round` is how its round ended, None if an earlier process recorded it.
     `secrets` are credentials that it may echo, possibly split over several events. The answer of a `hidden` round is no
     part of the conversation, and that of a `stitched` one has been placed in it already.
     """
@@ -68,7 +57,7 @@ class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
     format: Format
     headers: Headers
     content: bytes
-    first_byte_s: float = 0.0
+    round: ExchangeRecorded | None = None
     secrets: tuple[bytes, ...] = ()
     kind: AnswerKind = "whole"
 
@@ -164,7 +153,9 @@ class ResponseReader:
         while self._is_too_much:
             dropped = self._take(next(iter(self._waiting)))
             if dropped is not None:
-                self._bus.publish(ReadingFailed(dropped.exchange, "too many answers wait to be read"))
+                self._bus.publish(
+                    CallUnreadableEvent(exchange=dropped.exchange, error="too many answers wait to be read")
+                )
         if self._running is None or self._running.done():
             self._running = self._tasks.spawn(self._run())
 
@@ -221,11 +212,11 @@ class ResponseReader:
 
     def _keep(self, received: UnreadAnswer, outcome: tuple[Answer, bytes] | Exception) -> None:
         if isinstance(outcome, Exception):
-            if received.kind == "hidden":
-                return
-            self._bus.publish(ReadingFailed(received.exchange, f"{type(outcome).__name__}: {outcome}"))
+            if received.kind != "hidden":
+                problem = f"{type(outcome).__name__}: {outcome}"
+                self._bus.publish(CallUnreadableEvent(exchange=received.exchange, error=problem))
             return
-        answer, _ = outcome
+        answer, content = outcome
         reading = self._make_reading(received, *outcome)
         reply = None
         if received.kind == "whole":
@@ -233,20 +224,23 @@ class ResponseReader:
         elif received.kind == "stitched":
             self._lineage.close(received.exchange)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
-        if reply is not None and ReplyRecorded in self._bus.subscribers:
-            nodes, form = [row.node for row in reply.nodes], received.format
-            list_raws = partial(form.list_echoes, outcome[1])
-            self._bus.publish(ReplyRecorded(received.exchange, nodes, form.name, list_raws))
-        if answer.usage is not None or answer.finish:
-            told, usage = read_diagnosis(answer.value), answer.usage or Usage()
-            named = received.exchange, received.k
-            self._bus.publish(AnswerRead(*named, usage, received.first_byte_s, answer.finish, told))
-        else:
-            self._bus.publish(AnswerUninformative(received.exchange, received.k))
-        if received.kind != "hidden":
-            self._bus.publish(ResponseRead(received.exchange, reading.answer, answer.finish))
-            if ToolsCalled in self._bus.subscribers and _TOOL_CALL.search(outcome[1]):
-                self._bus.publish(ToolsCalled(received.exchange, outcome[1]))
+        self._bus.publish(
+            ResponseRead(
+                received.exchange,
+                received.k,
+                answer.usage or Usage(),
+                received.round.first_byte_s if received.round is not None else 0.0,
+                answer.finish,
+                read_diagnosis(answer.value),
+                reading.answer,
+                content,
+                received.format.name,
+                reply,
+                received.kind == "hidden",
+                received.round,
+                answer.usage is not None or bool(answer.finish),
+            )
+        )
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
         """Build the reading for the log, and redact it again: joined events of a stream may contain a credential."""
@@ -305,8 +299,8 @@ class UnreadResponses:
         return taken
 
     async def _read(self) -> None:
-        failures: list[ReadingFailed] = []
-        self._bus.subscribe(ReadingFailed, failures.append)
+        failures: list[CallUnreadableEvent] = []
+        self._bus.subscribe(CallUnreadableEvent, failures.append)
         try:
             taken = await self.take_up()
             await self._reader.finish()

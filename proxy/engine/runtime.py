@@ -7,6 +7,7 @@ import random
 import resource
 import time
 import types
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
 from functools import partial
 from time import monotonic
@@ -82,11 +83,14 @@ class TaskRunner:
 class EngineBus:
     """Passes each event to the subscribers of its type, in order of subscription.
 
-    `subscribers` has the types that anybody subscribes to: an event that is costly to make need not be made for nobody.
+    What a subscriber publishes itself waits until all have heard what it was called with: all hear of everything in the
+    same order. `subscribers` has the types that anybody subscribes to: an event that is costly to make need not be made
+    for nobody.
     """
 
     def __init__(self, tasks: TaskRunner) -> None:
         self._tasks = tasks
+        self._published: deque[Event] = deque()  # what is being passed on, and what waits for that
         self.subscribers: dict[type[object], tuple[Subscriber[Any], ...]] = {}
 
     def subscribe(self, kind: type[E], subscriber: Subscriber[E]) -> None:
@@ -103,16 +107,26 @@ class EngineBus:
 
     def publish(self, event: Event) -> None:
         """Call the subscribers. An asynchronous one runs in its own task."""
-        for subscriber in self.subscribers.get(type(event), ()):
-            try:
-                waiting = subscriber(event)
-            except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher
-                _bus_log.exception(
-                    "handling the event %s failed; the call goes on. Please report this line", type(event).__name__
-                )
-                continue
-            if waiting is not None:
-                self._tasks.spawn(_wait_for(waiting))
+        self._published.append(event)
+        if len(self._published) > 1:
+            return
+        try:
+            while self._published:
+                event = self._published[0]
+                for subscriber in self.subscribers.get(type(event), ()):
+                    try:
+                        waiting = subscriber(event)
+                    except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher
+                        _bus_log.exception(
+                            "handling the event %s failed; the call goes on. Please report this line",
+                            type(event).__name__,
+                        )
+                        continue
+                    if waiting is not None:
+                        self._tasks.spawn(_wait_for(waiting))
+                self._published.popleft()
+        finally:
+            self._published.clear()  # else nothing would be passed on any more after an interrupt
 
 
 async def _wait_for(waiting: Awaitable[None]) -> None:

@@ -1,7 +1,7 @@
 """Events for Python programs: what happens in a session, passed to the handlers of a program.
 
 A handler is called with the name of an event and its payload: the object that `/-/api/events` sends for it
-(`model/stream_events`), and of a compaction its result. Handlers are called in the order in which they were registered;
+(`model/events`), and of a compaction its result. Handlers are called in the order in which they were registered;
 what an asynchronous one returns runs as a task. A handler that raises is logged: neither the others nor the publisher
 learn of it. Of the tasks of a handler at most `MOST_WAITING` are under way; what happens meanwhile it is not told.
 """
@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 from proxy.engine.events.stream import EventStream
-from proxy.model.stream_events import BUS_EVENTS, StreamedEvent, name_type
+from proxy.model.events import BUS_EVENTS, StreamedEvent, name_type
 
 
 class Event(StrEnum):
-    """The names of events (`docs/events.md`). Each equals its text."""
+    """The names of events (`docs/events.md`), and what stands for all of them. Each equals its text."""
 
     EVERY = "*"
     SESSION_CREATED = "SESSION_CREATED"
@@ -48,9 +48,6 @@ class Event(StrEnum):
     MAP_ITEM_COMPLETED = "MAP_ITEM_COMPLETED"
     MAP_COMPLETED = "MAP_COMPLETED"
 
-
-EVERY = Event.EVERY
-"""In place of the name of an event: all of them."""
 
 Handler = Callable[[str, Any], Awaitable[object] | object]
 """Is called with the name of an event and its payload."""
@@ -100,7 +97,7 @@ class EventBus:
 
     def subscribe(self, event: str, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""
-        if event != EVERY and event not in BUS_EVENTS:
+        if event not in tuple(Event):
             raise ValueError(f"{event!r} is no event; there are {', '.join(BUS_EVENTS)}")
         if not callable(handler):
             raise TypeError(f"a handler is a function of an event and its payload, not {handler!r:.100}")
@@ -109,7 +106,7 @@ class EventBus:
 
     def subscribe_all(self, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event."""
-        self.subscribe(EVERY, handler)
+        self.subscribe(Event.EVERY, handler)
 
     def unsubscribe(self, event: str, handler: Handler) -> None:
         """Do not call a handler any more with this event. `"*"` ends what `subscribe_all` began."""
@@ -121,7 +118,7 @@ class EventBus:
         """Call the handlers of an event."""
         name = name_type(type(event))
         for each in self._handlers:
-            if each.event not in (name, EVERY) or self._drops(each, name):
+            if each.event not in (name, Event.EVERY) or self._drops(each, name):
                 continue
             try:
                 waiting = each.handler(name, event.payload)

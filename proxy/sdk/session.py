@@ -19,10 +19,10 @@ from proxy.engine.runtime import SystemIds
 from proxy.engine.turns.answers import OnPart
 from proxy.engine.turns.context import ContextWire, build_context
 from proxy.engine.turns.conversation import MOST_TURNS, ProgramSession
-from proxy.engine.turns.recording import NewSession, make_turn
+from proxy.engine.turns.recording import SessionRequest, make_turn
 from proxy.engine.turns.tools import ProgramTool, make_tools
 from proxy.model.errors import BadRequest
-from proxy.model.events import SessionClosed
+from proxy.model.events import SessionClosedEvent
 from proxy.model.parts import MessagePart
 from proxy.model.results import (
     BuiltContext,
@@ -118,7 +118,7 @@ class Session:
         shared = await ENGINES.acquire(config, db_path)
         try:
             shared.check_model(model)
-            wanted = NewSession(model, f"{agent}-{_ids.next_exchange()}", "", system_prompt, parent_id or "")
+            wanted = SessionRequest(model, f"{agent}-{_ids.next_exchange()}", "", system_prompt, parent_id or "")
             with naming_errors(taken=DuplicateIDError):
                 own = await shared.engine.conversations.create(wanted)
             return cls(shared, own)
@@ -151,7 +151,7 @@ class Session:
             shared.check_model(model)
             conversations, known = shared.engine.conversations, f"{agent}{_NAMED}{name}"
             with naming_errors(taken=DuplicateIDError):
-                own = await conversations.open_named(NewSession(model, known, "", system_prompt))
+                own = await conversations.open_named(SessionRequest(model, known, "", system_prompt))
             return cls(shared, own)
         except BaseException:
             await ENGINES.release(shared)
@@ -400,7 +400,7 @@ class Session:
         try:
             await self._is_idle.wait()
             await self._own.wait_for_compaction()
-            self._shared.engine.bus.publish(SessionClosed(self.id))
+            self._shared.engine.bus.publish(SessionClosedEvent(session=self.id))
             await self._bus.end(HANDLER_SECONDS)
         finally:
             self._bus.leave()

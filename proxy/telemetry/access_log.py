@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.runtime import EngineBus
-from proxy.model.events import AnswerRead, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
+from proxy.model.events import AnswerRead, CallUnreadableEvent, ExchangeRecorded, Planned
 from proxy.telemetry.log_lines import ACCESS
 
 _log = logging.getLogger(ACCESS)
@@ -70,8 +70,7 @@ class AccessLog:
         bus.subscribe(Planned, self.note_plan)
         bus.subscribe(ExchangeRecorded, self.note_round)
         bus.subscribe(AnswerRead, self.note_answer)
-        bus.subscribe(ResponseRead, self.note_read)
-        bus.subscribe(ReadingFailed, self.note_read)
+        bus.subscribe(CallUnreadableEvent, self.note_unread)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and write its line."""
@@ -109,14 +108,16 @@ class AccessLog:
                 self._write_if_complete(oldest)
 
     def note_answer(self, event: AnswerRead) -> None:
-        """Note what the provider counted."""
+        """Note what the provider counted, and write the line of a call whose response was read."""
         if request := self._waiting.get(event.exchange):
             request.add("input_tokens", event.usage.input)
             request.add("cached_tokens", event.usage.cached)
             request.add("output_tokens", event.usage.output)
+            if not event.is_hidden:
+                self.note_unread(event)
 
-    def note_read(self, event: ResponseRead | ReadingFailed) -> None:
-        """Write the line of a call whose response was read, or cannot be."""
+    def note_unread(self, event: AnswerRead | CallUnreadableEvent) -> None:
+        """Write the line of a call of whose response nothing more will be read."""
         if request := self._waiting.get(event.exchange):
             request.is_unread = False
             self._write_if_complete(request)

@@ -7,7 +7,6 @@ their own, the others are `other`.
 import os
 import platform
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,40 +17,35 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy import __version__
-from proxy.context.pricing import Cost
 from proxy.engine.runtime import EngineBus
 from proxy.model.events import (
+    AgentNudgedEvent,
     AnswerRead,
     AuxiliaryEnded,
     CacheDiffers,
-    CacheUsed,
-    CeilingExceeded,
+    CallUnreadableEvent,
+    CeilingExceededEvent,
     CeilingUnreachable,
-    DoomLoopDetected,
+    DoomLoopDetectedEvent,
     EpochOpened,
-    EpochRefused,
     Event,
     ExchangeRecorded,
-    Nudged,
     Planned,
-    ReadingFailed,
     ReasoningRemoved,
-    RungFailed,
+    RungFailedEvent,
+    SessionIdleEvent,
     SessionsErased,
-    SessionWentIdle,
     SilentOverflowSeen,
-    SummaryAdded,
+    SummaryAddedEvent,
     SummaryWasted,
     WebhookEnded,
 )
-from proxy.model.exchange import Usage
 from proxy.model.log import ArchiveHealth
 from proxy.model.search import IndexHealth
 from proxy.telemetry.metric_names import METRICS
 
 OTHER_MODELS = "other"
 _MOST_MODELS = 100
-_MOST_WAITING = 4096
 
 _CALL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -117,7 +111,6 @@ class Metrics(Collector):
         shortages: Callable[[], int] = lambda: 0,
         index: Callable[[], IndexHealth] = IndexHealth,
         *,
-        price: Callable[[str, str, Usage], Cost] = lambda upstream, model, usage: Cost(0.0, None),
         disk: Callable[[], DiskUse] = DiskUse,
         circuits: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
@@ -125,12 +118,9 @@ class Metrics(Collector):
         self._in_flight = in_flight
         self._shortages = shortages
         self._index = index
-        self._price = price
         self._disk = disk
         self._circuits = circuits
         self._models: set[str] = set()
-        # The kind, upstream and model of rounds whose responses are not read yet, by exchange.
-        self._unread: OrderedDict[str, tuple[str, str, str]] = OrderedDict()
         # By the metric's name and the values of its labels. A metric without labels is exposed from the start, as 0.
         self._values: dict[str, dict[tuple[str, ...], float]] = {
             name: {} if labels else {(): 0.0} for _, name, _, labels in METRICS
@@ -141,25 +131,23 @@ class Metrics(Collector):
         }
         self._counters: Mapping[type[Event], Callable[[Any], None]] = {
             ExchangeRecorded: self._count_exchange,
-            ReadingFailed: lambda event: self._add("palimpsest_unread_answers"),
+            CallUnreadableEvent: lambda event: self._add("palimpsest_unread_answers"),
             AnswerRead: self._count_answer,
             Planned: self._count_plan,
-            CacheUsed: self._count_cache,
-            EpochOpened: lambda event: self._add("palimpsest_epochs", event.why),
-            RungFailed: lambda event: self._add("palimpsest_failed_rungs", event.rung),
+            EpochOpened: self._count_epoch,
+            RungFailedEvent: lambda event: self._add("palimpsest_failed_rungs", event.rung),
             CeilingUnreachable: lambda event: self._add("palimpsest_ceilings_unreachable"),
-            CeilingExceeded: self._count_excess,
-            EpochRefused: lambda event: self._add("palimpsest_refused_epochs"),
+            CeilingExceededEvent: self._count_excess,
             ReasoningRemoved: lambda event: self._add("palimpsest_removed_reasoning", count=event.messages),
             SilentOverflowSeen: lambda event: self._add("palimpsest_silent_overflows", event.upstream, event.kind),
             CacheDiffers: lambda event: self._add("palimpsest_unlike_caches", event.upstream),
             AuxiliaryEnded: self._count_auxiliary,
-            SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
-            DoomLoopDetected: lambda event: self._add(
+            SummaryAddedEvent: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
+            DoomLoopDetectedEvent: lambda event: self._add(
                 "palimpsest_doom_loops", "same" if event.has_same_output else "other"
             ),
-            Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
-            SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
+            AgentNudgedEvent: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
+            SessionIdleEvent: lambda event: self._add("palimpsest_idle_sessions"),
             SessionsErased: self._count_erased,
             WebhookEnded: lambda event: self._add("palimpsest_webhooks", event.host, event.verdict),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
@@ -222,10 +210,6 @@ class Metrics(Collector):
 
     def _count_exchange(self, event: ExchangeRecorded) -> None:
         """Count a client's call at its final round. `_count_auxiliary` counts our own calls."""
-        if event.is_readable:
-            self._unread[event.exchange] = event.kind, event.upstream, event.model
-            if len(self._unread) > _MOST_WAITING:
-                self._unread.popitem(last=False)
         if not event.is_final or event.kind == "auxiliary":
             return
         labels = (event.kind, event.wire, event.upstream, str(event.status), event.completeness)
@@ -239,23 +223,21 @@ class Metrics(Collector):
             self._seconds["palimpsest_overhead_seconds"].add(event.overhead_s)
 
     def _count_answer(self, event: AnswerRead) -> None:
-        """Count the usage of a round, and what it cost."""
-        known = self._unread.get(event.exchange)
-        if known is None:
+        """Count the usage of a round, what it cost, what managing saved, and what was missed of the cache."""
+        ended, usage = event.round, event.usage
+        if ended is None:  # an earlier process counted it
             return
-        kind, upstream, model = known
-        usage, label = event.usage, self._label_model(model)
+        label = self._label_model(ended.model)
         counts = {"input": usage.input, "cached": usage.cached, "written": usage.written, "output": usage.output}
         for name, count in counts.items():
             if count is not None:
-                self._add("palimpsest_usage_tokens", kind, label, name, count=count)
-        if kind == "recorded" or (usage.input is None and usage.output is None):
-            return
-        money = self._price(upstream, model, usage).money
-        if money is None:
+                self._add("palimpsest_usage_tokens", ended.kind, label, name, count=count)
+        if (money := event.price()) is not None:
+            self._add("palimpsest_spent_money", ended.kind, label, count=money)
+        elif ended.kind != "recorded" and (usage.input, usage.output) != (None, None):
             self._add("palimpsest_unpriced_calls", label)
-        else:
-            self._add("palimpsest_spent_money", kind, label, count=money)
+        if event.cause or event.saved is not None:
+            self._count_cache(event)
 
     def _label_model(self, model: str) -> str:
         """Return the label of a model: clients can name any, and each label takes memory here and in Prometheus."""
@@ -272,29 +254,34 @@ class Metrics(Collector):
             self._add("palimpsest_context_tokens", "client", count=plan.tokens_client)
             self._add("palimpsest_context_tokens", "upstream", count=plan.tokens_upstream)
 
-    def _count_cache(self, event: CacheUsed) -> None:
+    def _count_cache(self, event: AnswerRead) -> None:
         self._add("palimpsest_corrected_saved_tokens", count=event.saved or 0.0)
         money = event.saved_money or 0.0  # two counters, since a gauge would fall to 0 with each restart
         self._add("palimpsest_saved_money" if money >= 0 else "palimpsest_lost_money", count=abs(money))
         if event.cause:
             self._add("palimpsest_cache_misses", event.cause)
             self._add("palimpsest_cache_missed_tokens", event.cause, count=event.missed)
-            self._add("palimpsest_cache_missed_cost_tokens", event.cause, count=event.cost)
-            self._add("palimpsest_cache_missed_money", event.cause, count=event.money or 0.0)
+            self._add("palimpsest_cache_missed_cost_tokens", event.cause, count=event.missed_cost)
+            self._add("palimpsest_cache_missed_money", event.cause, count=event.missed_money or 0.0)
 
-    def _count_excess(self, event: CeilingExceeded) -> None:
+    def _count_excess(self, event: CeilingExceededEvent) -> None:
         self._add("palimpsest_calls_above_ceiling")
         self._add("palimpsest_tokens_above_ceiling", count=event.tokens - event.usable)
 
+    def _count_epoch(self, event: EpochOpened) -> None:
+        if event.epoch.why == "refused":
+            self._add("palimpsest_refused_epochs")
+        else:
+            self._add("palimpsest_epochs", event.epoch.why)
+
     def _count_auxiliary(self, event: AuxiliaryEnded) -> None:
-        if event.made is not None:
-            self._add("palimpsest_embedding_calls", event.upstream, event.verdict)
-            self._add("palimpsest_embedding_tokens", count=event.cost)
+        kind = "auxiliary" if event.made is None else "embedding"
+        self._add(f"palimpsest_{kind}_calls", event.upstream, event.verdict)
+        self._add(f"palimpsest_{kind}_tokens", count=event.cost)
+        if event.made is None:
+            self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
+        else:
             self._add("palimpsest_embedded_texts", count=event.made)
-            return
-        self._add("palimpsest_auxiliary_calls", event.upstream, event.verdict)
-        self._add("palimpsest_auxiliary_tokens", count=event.cost)
-        self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
 
     def _count_erased(self, event: SessionsErased) -> None:
         self._add("palimpsest_erased_sessions", event.cause, count=event.count)

@@ -26,7 +26,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from proxy import __version__
 from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.runtime import EngineBus
-from proxy.model.events import AnswerRead, EpochOpened, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
+from proxy.model.events import AnswerRead, CallUnreadableEvent, EpochOpened, ExchangeRecorded, Planned
 from proxy.model.exchange import Headers, Usage
 from proxy.telemetry.policy import TelemetryPolicy
 from proxy.telemetry.span_content import describe_request, describe_response
@@ -84,8 +84,7 @@ class Tracing:
         bus.subscribe(EpochOpened, self.note_epoch)
         bus.subscribe(ExchangeRecorded, self.note_round)
         bus.subscribe(AnswerRead, self.note_answer)
-        bus.subscribe(ResponseRead, self.note_read)
-        bus.subscribe(ReadingFailed, self.note_unread)
+        bus.subscribe(CallUnreadableEvent, self.note_end)
 
     def mark(self, exchange: OpenExchange, headers: Headers, body: bytes = b"") -> Headers:
         """Return the headers of a request with our span as the parent of the upstream's. Begins the span.
@@ -120,9 +119,10 @@ class Tracing:
 
     def note_epoch(self, event: EpochOpened) -> None:
         """Add the opening of an epoch to the span of the call that it was opened for."""
-        if (span := self._open.get(event.exchange)) is not None:
-            sizes = {"palimpsest.tokens_before": event.tokens_before, "palimpsest.tokens_after": event.tokens_after}
-            span.add_event("gen_ai.conversation.compacted", {"palimpsest.epoch.why": event.why, **sizes})
+        epoch, span = event.epoch, self._open.get(event.epoch.exchange)
+        if span is not None and not epoch.is_reversion:
+            sizes = {"palimpsest.tokens_before": epoch.tokens_before, "palimpsest.tokens_after": epoch.tokens_after}
+            span.add_event("gen_ai.conversation.compacted", {"palimpsest.epoch.why": epoch.why, **sizes})
 
     def note_round(self, event: ExchangeRecorded) -> None:
         """Describe a call once it has ended. Its span ends when its response was read, with the time of now."""
@@ -142,40 +142,34 @@ class Tracing:
         else:
             span.end(now)
 
-    def note_answer(self, event: AnswerRead) -> None:
+    def note_answer(self, event: AnswerRead) -> Awaitable[None] | None:
         """Add up what the provider counted. The first of several rounds are read before the call has ended."""
-        ended = self._ended.get(event.exchange)
-        span = ended[0] if ended is not None else self._open.get(event.exchange)
-        if span is None:
-            return
-        counts = self._usage.setdefault(event.exchange, {})
-        for name, count in _list_usage(event.usage):
-            counts[name] = counts.get(name, 0) + count
-        span.set_attributes(dict(counts))
-        if len(self._usage) > _MOST_SPANS:
-            self._usage.popitem(last=False)
+        span, _ = self._ended.get(event.exchange) or (self._open.get(event.exchange), 0)
+        if span is not None:
+            counts = self._usage.setdefault(event.exchange, {})
+            for name, count in _list_usage(event.usage):
+                counts[name] = counts.get(name, 0) + count
+            span.set_attributes(dict(counts))
+            if len(self._usage) > _MOST_SPANS:
+                self._usage.popitem(last=False)
+            if event.finish and not event.is_hidden:
+                span.set_attribute("gen_ai.response.finish_reasons", event.finish.split(","))
+        return None if event.is_hidden else self.note_end(event)
 
-    def note_read(self, event: ResponseRead) -> Awaitable[None] | None:
-        """End the span of a call whose response was read. Its content, if it is wanted, is added in a thread."""
+    def note_end(self, event: AnswerRead | CallUnreadableEvent) -> Awaitable[None] | None:
+        """End the span of a call of whose response nothing more will be read.
+
+        Its content, if it is wanted, is added in a thread.
+        """
         span, ended = self._ended.pop(event.exchange, (None, 0))
         sent = self._sent.pop(event.exchange, None)
         self._usage.pop(event.exchange, None)
         if span is None:
             return None
-        if event.finish:
-            span.set_attribute("gen_ai.response.finish_reasons", event.finish.split(","))
-        if sent is not None and span.is_recording():
+        if sent is not None and span.is_recording() and isinstance(event, AnswerRead):
             return asyncio.to_thread(_end_with_content, span, ended, sent, event)
         span.end(ended)
         return None
-
-    def note_unread(self, event: ReadingFailed) -> None:
-        """End the span of a call whose response cannot be read."""
-        self._sent.pop(event.exchange, None)
-        self._usage.pop(event.exchange, None)
-        span, ended = self._ended.pop(event.exchange, (None, 0))
-        if span is not None:
-            span.end(ended)
 
     def close(self) -> None:
         """End and export what there is, for two seconds at most."""
@@ -234,7 +228,7 @@ class Tracing:
         span.set_attributes({**attributes, **server})
 
 
-def _end_with_content(span: Span, ended: int, sent: tuple[Format, bytes], event: ResponseRead) -> None:
+def _end_with_content(span: Span, ended: int, sent: tuple[Format, bytes], event: AnswerRead) -> None:
     form, body = sent
     try:
         span.set_attributes(describe_request(form, body))

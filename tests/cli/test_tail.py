@@ -12,7 +12,7 @@ from proxy.cli.main import NAME
 from proxy.cli.tail import EventParser, describe_event
 from proxy.config import Settings
 from proxy.model.errors import NotFound, UpstreamUnreachable
-from proxy.model.stream_events import (
+from proxy.model.events import (
     AgentNudgedEvent,
     CacheMissedEvent,
     CallCompletedEvent,
@@ -31,8 +31,8 @@ from proxy.model.stream_events import (
     RungFailedEvent,
     SessionCreatedEvent,
     SessionIdleEvent,
+    StreamedEvent,
     StreamEndedEvent,
-    StreamEvent,
     SummaryAddedEvent,
 )
 from tests.cli.commands import call_with
@@ -342,7 +342,7 @@ CALL: dict[str, Any] = {**COMMON, "exchange": "x", "n": 3}
         ),
     ],
 )
-def test_each_event_has_its_line(event: StreamEvent, line: str) -> None:
+def test_each_event_has_its_line(event: StreamedEvent, line: str) -> None:
     lines = [f"{sign} {text}" for sign, text in describe_event(event, is_all=False)]
     assert bool(lines) is bool(line)
     assert not lines or line in lines[0]

@@ -238,3 +238,18 @@ def test_a_command_is_cut_between_words() -> None:
         "shell grep -rn something_long in/this/folder and/in/that_one/too → no output"
     )
     assert cut_at_word("all of it", 20) == "all of it"
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "cut"),
+    [
+        ("view /workspace/project/src/expr/match.c", 20, "view …/src/expr/match.c"),
+        ("view /workspace/project/src/expr/match.c from 1 to 9", 20, "view …/src/expr/match.c…"),
+        ("/workspace/project/src/expr/match.c", 20, "…/project/src/expr/match.c"),
+        ("view /workspace/" + "x" * 50, 20, "view /workspace/xxx…"),
+        ("view /" + "a/" * 300, 20, "view …/a/a/a/a/a/a/a/a/a/a…"),
+        ("view " + "x" * 50, 20, "view xxxxxxxxxxxxxx…"),
+    ],
+)
+def test_a_path_that_does_not_fit_is_cut_to_its_end(text: str, most: int, cut: str) -> None:
+    assert cut_at_word(text, most) == cut

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.context.accounting import CacheWatch
 from proxy.engine.models import PriceList
 from proxy.engine.policy import Provider
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.epoch import Plan
-from proxy.model.events import CacheUsed
+from proxy.model.events import AnswerRead
 from proxy.model.exchange import Outcome
 from proxy.read.cache import CacheReport, load_cache
 from proxy.read.savings import Saving, SavingsInputs
@@ -71,9 +70,8 @@ class World:
     """An engine before a provider that bills, and whoever watches its cache."""
 
     def __init__(self, ceiling: int = LARGE, characters: int = 4) -> None:
-        self.engine = ManagedEngine(ceiling=ceiling, provider=PROVIDER)
+        self.engine = ManagedEngine(ceiling=ceiling, provider=PROVIDER, card=CARD)
         self.billing = Billing(self.engine.clock, characters)
-        CacheWatch(self.engine.bus, lambda upstream, model: CARD, {"scripted": PROVIDER})
         send = self.engine.upstream.send
 
         async def bill(method: str, target: bytes, headers: Any, body: Any) -> Any:
@@ -100,7 +98,7 @@ class World:
     @property
     def told(self) -> dict[str, str]:
         """The cause of each call that missed something, as it was told while calls were served."""
-        events = [event for event in self.engine.events if isinstance(event, CacheUsed)]
+        events = [event for event in self.engine.events if isinstance(event, AnswerRead)]
         return {event.exchange: event.cause for event in events if event.cause}
 
     async def load(self) -> tuple[CacheReport, Saving | None]:
@@ -226,7 +224,7 @@ async def test_our_epochs_are_named_and_nothing_else() -> None:
     assert {call.epoch_why for call in report.calls if call.cause} <= {"soft", "hard"}
     assert estimate is not None
     assert not estimate.is_loss
-    live = [event.saved for event in world.engine.events if isinstance(event, CacheUsed) and event.saved is not None]
+    live = [event.saved for event in world.engine.events if isinstance(event, AnswerRead) and event.saved is not None]
     assert sum(live) == pytest.approx(estimate.tokens)
 
 

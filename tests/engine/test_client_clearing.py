@@ -11,7 +11,7 @@ import pytest
 from proxy.engine.context.client_orders import count_cleared
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Kept, Plan, Replaced
-from proxy.model.events import CeilingExceeded, CeilingUnreachable
+from proxy.model.events import CeilingExceededEvent, CeilingUnreachable
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.compacting import Workshop
@@ -328,7 +328,7 @@ async def test_what_must_stay_does_not_give_way_for_a_trigger() -> None:
     session.history[0] = {"role": "user", "content": "Look at all parts of it, one after the other. " * 30}
     last = await session.grow(2)
     assert any(each.startswith("context_management: trigger of 12000 tokens: taken as ") for each in list_notices(last))
-    assert not any(isinstance(event, CeilingUnreachable | CeilingExceeded) for event in session.talk.engine.events)
+    assert not any(isinstance(event, CeilingUnreachable | CeilingExceededEvent) for event in session.talk.engine.events)
     [asked] = [each for each in session.asked["messages"][:3] if "Look at all parts" in json.dumps(each)]
     assert asked in session.history
     await session.talk.close()

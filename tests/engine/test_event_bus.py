@@ -6,10 +6,10 @@ import logging
 import pytest
 
 from proxy.engine.runtime import EngineBus, TaskRunner
-from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+from proxy.model.events import CallUnreadableEvent, Event, ExchangeRecorded, SessionClosedEvent
 from tests.support.scripted import LIMIT
 
-EVENT = ReadingFailed("x1", "why")
+EVENT = CallUnreadableEvent(exchange="x1", error="why")
 
 
 def fail(event: Event) -> None:
@@ -23,29 +23,54 @@ async def fail_later(event: Event) -> None:
 async def test_subscribers_of_a_type_hear_in_order_of_subscription() -> None:
     bus = EngineBus(TaskRunner())
     heard: list[str] = []
-    bus.subscribe(ReadingFailed, lambda event: heard.append("first"))
-    bus.subscribe(ReadingFailed, lambda event: heard.append("second"))
+    bus.subscribe(CallUnreadableEvent, lambda event: heard.append("first"))
+    bus.subscribe(CallUnreadableEvent, lambda event: heard.append("second"))
     bus.subscribe(ExchangeRecorded, lambda event: heard.append("other"))
     bus.publish(EVENT)
     assert heard == ["first", "second"]
 
 
+async def test_what_a_subscriber_publishes_is_heard_after_what_it_heard_by_everybody() -> None:
+    bus, heard = EngineBus(TaskRunner()), list[Event]()
+    other = CallUnreadableEvent(exchange="x2", error="why")
+    bus.subscribe(SessionClosedEvent, lambda event: bus.publish(other))
+    bus.subscribe(SessionClosedEvent, heard.append)
+    bus.subscribe(CallUnreadableEvent, heard.append)
+    for _ in range(2):
+        bus.publish(SessionClosedEvent(session="s"))
+    assert heard == [SessionClosedEvent(session="s"), other] * 2
+
+
+def interrupt(event: Event) -> None:
+    raise KeyboardInterrupt
+
+
+async def test_a_bus_goes_on_after_an_interrupt() -> None:
+    bus, heard = EngineBus(TaskRunner()), list[Event]()
+    bus.subscribe(SessionClosedEvent, interrupt)
+    bus.subscribe(CallUnreadableEvent, heard.append)
+    with pytest.raises(KeyboardInterrupt):
+        bus.publish(SessionClosedEvent(session="s"))
+    bus.publish(EVENT)
+    assert heard == [EVENT]
+
+
 async def test_an_event_without_subscribers_goes_nowhere() -> None:
     bus, heard = EngineBus(TaskRunner()), list[Event]()
     bus.publish(EVENT)
-    bus.subscribe(ReadingFailed, heard.append)
+    bus.subscribe(CallUnreadableEvent, heard.append)
     assert heard == []
 
 
 async def test_a_subscriber_that_fails_is_logged_and_the_next_one_hears(caplog: pytest.LogCaptureFixture) -> None:
     bus = EngineBus(TaskRunner())
     heard: list[Event] = []
-    bus.subscribe(ReadingFailed, fail)
-    bus.subscribe(ReadingFailed, heard.append)
+    bus.subscribe(CallUnreadableEvent, fail)
+    bus.subscribe(CallUnreadableEvent, heard.append)
     with caplog.at_level(logging.ERROR):
         bus.publish(EVENT)
     assert heard == [EVENT]
-    assert "handling the event ReadingFailed failed" in caplog.text
+    assert "handling the event CallUnreadableEvent failed" in caplog.text
 
 
 async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() -> None:
@@ -57,7 +82,7 @@ async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() ->
         await release.wait()
         heard.append(event)
 
-    bus.subscribe(ReadingFailed, listen)
+    bus.subscribe(CallUnreadableEvent, listen)
     bus.publish(EVENT)
     assert (len(tasks), heard) == (1, [])
     release.set()
@@ -68,7 +93,7 @@ async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() ->
 async def test_an_asynchronous_failure_is_logged_and_reaches_nobody(caplog: pytest.LogCaptureFixture) -> None:
     tasks = TaskRunner()
     bus = EngineBus(tasks)
-    bus.subscribe(ReadingFailed, fail_later)
+    bus.subscribe(CallUnreadableEvent, fail_later)
     with caplog.at_level(logging.ERROR):
         bus.publish(EVENT)
         assert await tasks.finish(LIMIT)
@@ -79,7 +104,7 @@ async def test_a_forgotten_subscriber_hears_nothing_more_wherever_it_subscribed(
     bus = EngineBus(TaskRunner())
     heard: list[Event] = []
     listener = heard.append
-    bus.subscribe(ReadingFailed, listener)
+    bus.subscribe(CallUnreadableEvent, listener)
     bus.subscribe(ExchangeRecorded, listener)
     bus.unsubscribe(listener)
     bus.publish(EVENT)
@@ -91,9 +116,9 @@ async def test_forgetting_one_subscriber_leaves_the_others() -> None:
     left: list[Event] = []
     kept: list[list[Event]] = [[], []]
     leaver = left.append
-    bus.subscribe(ReadingFailed, leaver)
-    bus.subscribe(ReadingFailed, lambda event: kept[0].append(event))
-    bus.subscribe(ReadingFailed, lambda event: kept[1].append(event))
+    bus.subscribe(CallUnreadableEvent, leaver)
+    bus.subscribe(CallUnreadableEvent, lambda event: kept[0].append(event))
+    bus.subscribe(CallUnreadableEvent, lambda event: kept[1].append(event))
     bus.unsubscribe(leaver)
     bus.publish(EVENT)
     assert (left, kept) == ([], [[EVENT], [EVENT]])
@@ -107,8 +132,8 @@ async def test_a_subscriber_may_leave_while_it_is_told() -> None:
         heard.append("once")
         bus.unsubscribe(once)
 
-    bus.subscribe(ReadingFailed, once)
-    bus.subscribe(ReadingFailed, lambda event: heard.append("always"))
+    bus.subscribe(CallUnreadableEvent, once)
+    bus.subscribe(CallUnreadableEvent, lambda event: heard.append("always"))
     bus.publish(EVENT)
     bus.publish(EVENT)
     assert heard == ["once", "always", "always"]

@@ -19,7 +19,7 @@ from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, SourceNote, Written
 from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
-from proxy.model.events import CeilingExceeded, EpochOpened
+from proxy.model.events import CeilingExceededEvent, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
 from proxy.model.log import Record
@@ -133,8 +133,8 @@ async def test_the_client_is_told_which_epoch_holds_and_when_one_opened() -> Non
     assert later.labels["x-palimpsest-epoch"] == epoch.id
     assert "x-palimpsest-notice" not in later.labels
     opened = [event for event in engine.events if isinstance(event, EpochOpened)]
-    assert opened == [EpochOpened.of(epoch)]
-    assert (opened[0].exchange, opened[0].why, opened[0].edits) == (turn.exchange, "hard", epoch.edits)
+    assert opened == [EpochOpened(epoch, opened[0].wire, opened[0].load)]
+    assert (epoch.exchange, epoch.why) == (turn.exchange, "hard")
 
 
 async def test_an_epoch_is_in_the_log_before_anything_is_sent_under_it() -> None:
@@ -321,7 +321,7 @@ async def test_plans_that_do_not_bear_fail_no_call_and_the_client_is_told_of_the
     turn = await open_epoch(engine)
     assert (turn.client.status, turn.sent, turn.plan.rung) == (200, turn.body, "original")
     assert (engine.epochs, [rung for rung, _ in engine.failures]) == ([], ["plan", "minimal"])
-    (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
+    (excess,) = [event for event in engine.events if isinstance(event, CeilingExceededEvent)]
     assert (excess.exchange, excess.usable) == (turn.exchange, 7_760) and excess.tokens > 7_760
     failed = r"a plan: (\w+.*); a minimal plan: \1"
     assert re.fullmatch(
@@ -339,9 +339,9 @@ async def test_more_than_the_ceiling_goes_out_where_that_must_stay_and_the_clien
     engine = ManagedEngine()
     orders: Message = {"role": "system", "content": "These words all matter. " * 2_000}
     turn = await engine.send([orders, *until(3), {"role": "user", "content": "Go on."}])
-    (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
-    assert excess.reason.startswith("the system prompt and the tools alone have 12014 tokens of 7760 below the ceiling")
-    assert turn.labels["x-palimpsest-notice"] == f"above the ceiling: {excess.tokens} tokens of 7760; {excess.reason}"
+    (excess,) = [event for event in engine.events if isinstance(event, CeilingExceededEvent)]
+    assert excess.error.startswith("the system prompt and the tools alone have 12014 tokens of 7760 below the ceiling")
+    assert turn.labels["x-palimpsest-notice"] == f"above the ceiling: {excess.tokens} tokens of 7760; {excess.error}"
     later = await engine.send([orders, *until(4)])
     assert "x-palimpsest-notice" not in later.labels and later.plan.usable == 12_014 + 2_328
 
@@ -356,7 +356,7 @@ async def test_a_newest_turn_above_the_ceiling_is_cut_and_the_client_is_told() -
     notices = [value.decode() for name, value in turn.client.labels if name == b"x-palimpsest-notice"]
     assert notices[0].startswith("compacted ")
     assert notices[1:] == ["shortened on arrival: 1 of the newest messages, too large for the ceiling"]
-    assert not [event for event in engine.events if isinstance(event, CeilingExceeded)]
+    assert not [event for event in engine.events if isinstance(event, CeilingExceededEvent)]
     # What follows is sent behind the same bytes, and nothing is shortened again.
     messages += [{"role": "assistant", "content": "I look."}, {"role": "user", "content": "Well?"}]
     later = await engine.send(messages)

@@ -8,7 +8,7 @@ import pytest
 from proxy.engine.open_exchange import REFUSAL_BYTES
 from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round
 from proxy.model.lineage import Reply, Step
 from proxy.model.log import Record
@@ -145,7 +145,7 @@ async def test_a_refusal_that_nobody_can_read_costs_the_second_answer_nothing() 
     await call.finish()
     assert [reading.k for reading in call.archive.of(Reading)] == [1]
     assert len(call.archive.of(Reply)) == 1
-    assert not any(isinstance(event, ReadingFailed) for event in call.engine.events)
+    assert not any(isinstance(event, CallUnreadableEvent) for event in call.engine.events)
 
 
 async def test_a_conversation_that_began_with_a_refusal_goes_on() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import ExchangeRecorded, ReadingFailed, ResponseRead
+from proxy.model.events import AnswerRead, CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round, Trailer
 from proxy.model.lineage import Reply, Step
 from tests.support.engine import (
@@ -356,9 +356,9 @@ async def test_the_records_of_a_call_come_in_order_and_its_event_once() -> None:
     await call.finish()
     kinds = [type(record) for each in call.archive.appended for record in each.records]
     assert kinds == [Opening, Round, Step, Outcome, Reading, Reply]
-    event, read = [each for each in call.engine.events if isinstance(each, ExchangeRecorded | ResponseRead)]
+    event, read = [each for each in call.engine.events if isinstance(each, ExchangeRecorded | AnswerRead)]
     assert isinstance(event, ExchangeRecorded)
-    assert (type(read), read.exchange) == (ResponseRead, "x1")
+    assert (type(read), read.exchange) == (AnswerRead, "x1")
     assert (event.exchange, event.status, event.completeness, event.upstream) == ("x1", 200, "complete", "main")
     assert (event.request_size, event.received_size) == (len(REQUEST.body), len(STREAMED))
 
@@ -368,7 +368,7 @@ async def test_an_answer_without_a_byte_is_not_read() -> None:
     await call.finish()
     assert (call.client.status, call.client.body, call.client.is_whole) == (204, b"", True)
     assert call.archive.of(Reading) == []
-    assert not any(isinstance(event, ReadingFailed) for event in call.engine.events)
+    assert not any(isinstance(event, CallUnreadableEvent) for event in call.engine.events)
 
 
 async def test_timings_count_from_the_request_to_the_head_the_first_byte_and_the_end() -> None:

@@ -11,7 +11,7 @@ import pytest
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.response_reader import ResponseReader, UnreadAnswer, is_event_stream, read_received
 from proxy.engine.runtime import EngineBus, TaskRunner
-from proxy.model.events import Event, ReadingFailed
+from proxy.model.events import CallUnreadableEvent, Event
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.streams import ServerEvent
@@ -31,7 +31,7 @@ class Setup:
         self.tasks = TaskRunner()
         self.failures: list[Event] = []
         bus = EngineBus(self.tasks)
-        bus.subscribe(ReadingFailed, self.failures.append)
+        bus.subscribe(CallUnreadableEvent, self.failures.append)
         lineage = make_lineage(self.archive, FixedClock(), EnginePolicy())
         self.readings = ResponseReader(
             self.archive, bus, self.tasks, lineage, CAP, own_keys=(b"sk-of-the-settings-0123",)
@@ -163,7 +163,7 @@ async def test_a_format_that_breaks_down_is_told_and_the_next_answer_is_read() -
     setup.readings.submit(UnreadAnswer("x1", 0, Failing(), STREAM, CHUNKS))
     setup.submit("x2")
     assert [reading.exchange for reading in await setup.finish()] == ["x2"]
-    assert setup.failures == [ReadingFailed("x1", "RecursionError: too deep")]
+    assert setup.failures == [CallUnreadableEvent(exchange="x1", error="RecursionError: too deep")]
 
 
 @pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])

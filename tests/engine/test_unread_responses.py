@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import ReadingFailed
+from proxy.model.events import CallUnreadableEvent
 from proxy.model.exchange import Opening, Outcome, Reading, Round
 from proxy.model.lineage import Reply, Step
 from proxy.model.log import UnreadRow
@@ -32,7 +32,7 @@ async def fetch(setup: Setup, content: bytes, status: int = 200) -> None:
 
 
 def tell_failures(setup: Setup) -> list[str]:
-    return [event.exchange for event in setup.engine.events if isinstance(event, ReadingFailed)]
+    return [event.exchange for event in setup.engine.events if isinstance(event, CallUnreadableEvent)]
 
 
 @pytest.mark.parametrize("name", ["", "n"])

@@ -10,9 +10,8 @@ import pytest
 
 from proxy.engine.runtime import SystemIds
 from proxy.model.errors import Conflict
-from proxy.model.events import RequestRecorded
+from proxy.model.events import RequestRecorded, SessionClosedEvent
 from proxy.model.results import TokenUsage
-from proxy.model.stream_events import SessionClosedEvent
 from proxy.sdk import events as sdk_events
 from proxy.sdk import session as sdk_session
 from proxy.sdk.engines import ENGINES, close_all

@@ -10,9 +10,9 @@ import pytest
 import proxy
 from proxy.config import ConfigError
 from proxy.model.errors import BadRequest, UpstreamRefused
+from proxy.model.events import BUS_EVENTS
 from proxy.model.parts import MessagePart, ReasoningPart, StepFinishPart, StepStartPart, TextPart, ToolPart, ToolStatus
 from proxy.model.results import TokenUsage
-from proxy.model.stream_events import BUS_EVENTS
 from proxy.sdk import engines
 from proxy.sdk.engines import find_folder
 from proxy.sdk.errors import StoreError

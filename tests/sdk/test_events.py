@@ -16,14 +16,14 @@ import pytest
 from proxy.config.settings import Settings
 from proxy.engine.events.stream import EventStream
 from proxy.engine.events.webhooks import sign
-from proxy.model.results import CompactionResult
-from proxy.model.stream_events import (
+from proxy.model.events import (
     CallUnreadableEvent,
     CompactionCompletedEvent,
     MapStartedEvent,
     SessionClosedEvent,
-    StreamEvent,
+    StreamedEvent,
 )
+from proxy.model.results import CompactionResult
 from proxy.sdk.events import EventBus
 from tests.support.scripted import LIMIT
 
@@ -41,7 +41,7 @@ def make_stream() -> EventStream:
     return EventStream("run", lambda seconds, call: Timer(), lambda: 7)
 
 
-def unreadable(session: str) -> StreamEvent:
+def unreadable(session: str) -> StreamedEvent:
     return CallUnreadableEvent(at_ms=1, session=session, exchange="x", error="why")
 
 

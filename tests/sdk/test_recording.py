@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.model.errors import BadRequest
-from proxy.model.events import ReplyRecorded
+from proxy.model.events import AnswerRead
 from proxy.model.parts import ToolPart
 from proxy.model.results import TokenUsage
 from proxy.sdk.engines import ENGINES
@@ -44,7 +44,12 @@ async def test_the_answer_has_been_read_when_it_is_recorded_so_that_a_close_lose
     read: list[str] = []
     async with await create() as session:
         (shared,) = ENGINES.open.values()
-        shared.engine.bus.subscribe(ReplyRecorded, lambda event: read.append(event.nodes[-1].hex()))
+
+        def note(event: AnswerRead) -> None:
+            assert event.reply is not None
+            read.append(event.reply.nodes[-1].node.hex())
+
+        shared.engine.bus.subscribe(AnswerRead, note)
         kept = await session.record("hello", "hi")
         assert read == [kept.assistant_message_id]
 

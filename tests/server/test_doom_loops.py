@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.context.loop_watch import LabellingClient
-from proxy.model.events import DoomLoopDetected
+from proxy.model.events import DoomLoopDetectedEvent
 from tests.support.scripted import Message, ScriptedUpstream, answer, request
 from tests.support.serving import Plan, Served, serving
 
@@ -71,9 +71,9 @@ class Agent:
         self.upstream = upstream
         self.tongue = tongue
         self.steps: list[Step] = []
-        self.told: list[DoomLoopDetected] = []
+        self.told: list[DoomLoopDetectedEvent] = []
         self.calls = 0
-        served.bus.subscribe(DoomLoopDetected, self.told.append)
+        served.bus.subscribe(DoomLoopDetectedEvent, self.told.append)
 
     async def step(self, output: str = "failed", arguments: str = COMMAND, name: str = "bash") -> Message:
         """One call, in whose answer the model calls a tool; the tool gives this output."""

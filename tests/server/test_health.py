@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxy.engine.policy import EnginePolicy
-from proxy.model.events import ExchangeRecorded, ResponseRead
+from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import Outcome
 from proxy.model.log import ArchiveHealth
 from tests.support.scripted import Message, ScriptedUpstream, answer, request
@@ -76,15 +76,15 @@ async def test_metrics_are_prometheus_text(served: Served) -> None:
 async def test_what_operators_are_told_of_a_call_comes_with_its_events(
     served: Served, upstream: ScriptedUpstream, status: str
 ) -> None:
-    heard: list[ExchangeRecorded | ResponseRead] = []
+    heard: list[ExchangeRecorded | AnswerRead] = []
     served.bus.subscribe(ExchangeRecorded, heard.append)
-    served.bus.subscribe(ResponseRead, heard.append)
+    served.bus.subscribe(AnswerRead, heard.append)
     upstream.answer_with(answer(b'{"error":{"message":"no usage"}}', "Content-Type: application/json", status=status))
     await served.ask(request("POST", "/v1/chat/completions", body=b'{"model":"m","messages":[]}'))
     await served.read_answer(1)
     recorded, read = heard
     assert isinstance(recorded, ExchangeRecorded)
-    assert isinstance(read, ResponseRead)
+    assert isinstance(read, AnswerRead)
     assert recorded.overhead_s is not None
     assert 0 < recorded.overhead_s < 60
     (stored,) = served.archive.of(Outcome)

@@ -23,7 +23,7 @@ from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
-from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
+from proxy.model.events import CallUnreadableEvent, Event, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
 from proxy.model.lineage import Step, StoredSession
 from proxy.model.log import (
@@ -498,7 +498,7 @@ class Engine:
         self.gate = DurabilityWaiter(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
-        self.bus.subscribe(ReadingFailed, self.lineage.note_unread)
+        self.bus.subscribe(CallUnreadableEvent, self.lineage.note_unread)
         self.readings = ResponseReader(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
         routes = [Route(self.upstream, edits_context=provider is None or provider.edits_context)]

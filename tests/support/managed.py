@@ -22,9 +22,10 @@ from proxy.engine.ports import Tokenizer
 from proxy.engine.recall.rounds import Prepare, RecallRounds, Run, build_offers
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.model.card import Card
 from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled, StoredContext
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import Event, RungFailed
+from proxy.model.events import Event, ResponseRead, RungFailedEvent
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, SessionKey
 from proxy.model.lineage import Step, StoredSession
 from proxy.model.log import BranchRow, Call, Record
@@ -130,6 +131,7 @@ class ManagedEngine(Engine):
         ceiling: int | None = CEILING,
         window: int | None = 1_000_000,
         provider: Provider | None = None,
+        card: Card | None = None,
         builder: ContextBuilder | None = None,
         held_out: float = 0.0,
         policy: EnginePolicy | None = None,
@@ -147,10 +149,12 @@ class ManagedEngine(Engine):
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream: UpstreamInTurn
         super().__init__(UpstreamInTurn(*answers), policy, archive=self.log, after=after, is_fresh=after is None)
+        self.bus.subscribers[ResponseRead] = (self.events.append,)  # the other controller accounts for nothing
         self.controller = make_controller(
             *(self.log, self.bus, self.clock, self.tasks),
             ceiling=ceiling,
             window=window,
+            card=card,
             provider=provider,
             builder=builder,
             held_out=held_out,
@@ -209,7 +213,7 @@ class ManagedEngine(Engine):
     @property
     def failures(self) -> list[tuple[str, str]]:
         """The rungs that did not bear, and why."""
-        return [(event.rung, event.problem) for event in self.events if isinstance(event, RungFailed)]
+        return [(event.rung, event.error) for event in self.events if isinstance(event, RungFailedEvent)]
 
 
 class Turn:

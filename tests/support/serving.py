@@ -33,7 +33,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import Opening, Outcome
 from proxy.read.savings import SavingsInputs
 from proxy.server.access import FindTenant
@@ -246,7 +246,7 @@ def _build_exchanges(
 ) -> tuple[ExchangeService, ResponseReader]:
     lineage = make_lineage(archive, SystemClock(), plan.engine)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
-    bus.subscribe(ReadingFailed, lineage.note_unread)
+    bus.subscribe(CallUnreadableEvent, lineage.note_unread)
     readings = ResponseReader(archive, bus, tasks, lineage, plan.engine.record_cap_bytes)
     parts = (archive, DurabilityWaiter(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
     relay = RescuedRelay(plan.rescuer, *parts) if plan.rescuer is not None else Relay(*parts)

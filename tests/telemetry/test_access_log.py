@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.epoch import Plan
-from proxy.model.events import AnswerRead, Event, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
+from proxy.model.events import AnswerRead, CallUnreadableEvent, Event, ExchangeRecorded, Planned
 from proxy.model.exchange import Usage
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.log_lines import ACCESS, TextLines
@@ -77,8 +77,6 @@ async def test_a_call_is_written_once_its_response_was_read(lines: list[str]) ->
     await serving.ask()
     assert lines == []
     serving.bus.publish(AnswerRead("e1", 0, Usage(input=310, output=7, cached=256)))
-    assert lines == []
-    serving.bus.publish(ResponseRead("e1", b"{}"))
     assert lines == [
         "method=POST path=/v1/chat/completions status=200 seconds=2 client=10.0.0.1 session=s1 exchange=e1"
         " upstream=openai model=gpt-5 completeness=complete client_tokens=900 sent_tokens=300 input_tokens=310"
@@ -94,15 +92,15 @@ async def test_a_line_has_the_time_at_which_the_request_ended(monkeypatch: pytes
     serving = Serving(RECORDED)
     await serving.ask()
     monkeypatch.setattr("time.time", lambda: 2000.0)
-    serving.bus.publish(ResponseRead("e1", b"{}"))
+    serving.bus.publish(AnswerRead("e1", 0))
     assert [record.created for record in kept] == [1000.0]
 
 
 async def test_a_response_that_was_read_before_the_request_ended_or_cannot_be_read_is_no_matter(
     lines: list[str],
 ) -> None:
-    await Serving(RECORDED, AnswerRead("e1", 0, Usage(output=7)), ResponseRead("e1", b"")).ask()
-    await Serving(RECORDED, ReadingFailed("e1", "no JSON")).ask()
+    await Serving(RECORDED, AnswerRead("e1", 0, Usage(output=7))).ask()
+    await Serving(RECORDED, CallUnreadableEvent(exchange="e1", error="no JSON")).ask()
     assert [line.partition("completeness=")[2] for line in lines] == ["complete output_tokens=7", "complete"]
 
 
@@ -110,9 +108,10 @@ async def test_the_tokens_of_several_rounds_are_added_up_and_our_own_calls_are_n
     lines: list[str],
 ) -> None:
     own = ExchangeRecorded("e9", "s9", "auxiliary", "chat", "openai", 200, "complete", 1, 1, 0.1, 0.1, is_readable=True)
-    first, second = AnswerRead("e1", 0, Usage(input=5, output=2)), AnswerRead("e1", 1, Usage(input=6, output=3))
+    first = AnswerRead("e1", 0, Usage(input=5, output=2), is_hidden=True)
+    second = AnswerRead("e1", 1, Usage(input=6, output=3))
     hidden = replace(RECORDED, is_final=False)
-    await Serving(hidden, first, RECORDED, second, ResponseRead("e1", b"{}"), own).ask()
+    await Serving(hidden, first, RECORDED, second, own).ask()
     assert [line.partition("session=")[2] for line in lines] == [
         "s1 exchange=e1 upstream=openai model=gpt-5 completeness=complete input_tokens=11 output_tokens=5"
     ]

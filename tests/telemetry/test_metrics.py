@@ -8,23 +8,21 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy import __version__
-from proxy.context.pricing import Cost
 from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
+    AgentNudgedEvent,
     AnswerRead,
     AuxiliaryEnded,
-    CacheUsed,
-    CeilingExceeded,
+    CallUnreadableEvent,
+    CeilingExceededEvent,
     CeilingUnreachable,
     EpochOpened,
     ExchangeRecorded,
-    Nudged,
     Planned,
-    ReadingFailed,
     ReasoningRemoved,
-    RungFailed,
-    SessionWentIdle,
-    SummaryAdded,
+    RungFailedEvent,
+    SessionIdleEvent,
+    SummaryAddedEvent,
     SummaryWasted,
 )
 from proxy.model.exchange import Kind, Usage
@@ -32,6 +30,7 @@ from proxy.model.log import ArchiveHealth
 from proxy.model.search import IndexHealth
 from proxy.telemetry.metric_names import METRICS
 from proxy.telemetry.metrics import DiskUse, Metrics, measure_disk
+from tests.store.samples import make_epoch
 
 HEALTH = ArchiveHealth("", 1, 2, 3, 4)
 
@@ -86,7 +85,7 @@ def test_calls_of_our_own_are_counted_apart() -> None:
     metrics.count(AuxiliaryEnded("x3", "s", "openai", "m1", "failed", 0.0, 1.0))
     metrics.count(SummaryWasted("x1", "s", 20.5))
     for level in (1, 3, 3):
-        metrics.count(SummaryAdded("r", "s", "x", "leaf", level, 900, 90))
+        metrics.count(SummaryAddedEvent(exchange="x", summary="r", kind="leaf", level=level, covered=900, tokens=90))
     told = read(metrics)
     assert not any(name == "palimpsest_exchanges_total" for name, _ in told)
     assert told["palimpsest_first_byte_seconds_count", ()] == told["palimpsest_request_bytes_total", ()] == 0
@@ -116,17 +115,17 @@ def test_vectors_are_counted_by_what_they_cost_and_what_came() -> None:
 def test_managing_is_counted_by_few_labels() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     for number in range(3):
-        metrics.count(EpochOpened(f"e{number}", f"s{number}", "x", "soft", 900, 300))
+        metrics.count(EpochOpened(replace(make_epoch(), why="soft")))
         metrics.count(
             Planned(
                 "s", ContextPlan(f"x{number}", 0, f"m{number}", "epoch", "e", "soft", "", 900, 300, 1000, 0.0, -2.5)
             )
         )
-        metrics.count(RungFailed(f"x{number}", "s", "plan", f"why {number}"))
-        metrics.count(CeilingExceeded(f"x{number}", f"s{number}", "m", 1100 + number, 1000, "it is"))
+        metrics.count(RungFailedEvent(exchange=f"x{number}", session="s", rung="plan", error=f"why {number}"))
+        metrics.count(CeilingExceededEvent(exchange=f"x{number}", tokens=1100 + number, usable=1000, error="it is"))
         metrics.count(CeilingUnreachable(f"x{number}", f"s{number}", "m", 900, 1000))
         metrics.count(ReasoningRemoved(f"x{number}", f"s{number}", "m", "e", number))
-    metrics.count(EpochOpened("e", "s", "", "revert", 300, 900))
+    metrics.count(EpochOpened(replace(make_epoch(), why="revert")))
     metrics.count(Planned("s", ContextPlan("x", 0, "m", "original", tokens_client=50)))
     told = {name: value for name, value in read(metrics).items() if value}
     assert told["palimpsest_epochs_total", (("why", "soft"),)] == 3
@@ -146,8 +145,8 @@ def test_managing_is_counted_by_few_labels() -> None:
 def test_nudges_are_counted_by_how_many_in_a_row() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     for attempt in (1, 1, 2):
-        metrics.count(Nudged("x", "s", attempt))
-    metrics.count(SessionWentIdle("x", "s", 3))
+        metrics.count(AgentNudgedEvent(exchange="x", session="s", attempt=attempt))
+    metrics.count(SessionIdleEvent(exchange="x", session="s", attempts=3))
     told = {name: value for name, value in read(metrics).items() if value}
     assert told["palimpsest_nudges_total", (("attempt", "1"),)] == 2
     assert told["palimpsest_nudges_total", (("attempt", "2"),)] == 1
@@ -156,14 +155,15 @@ def test_nudges_are_counted_by_how_many_in_a_row() -> None:
 
 def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
-    metrics.count(CacheUsed("x1", "s", saved=100.0, saved_money=0.5))
-    metrics.count(CacheUsed("x2", "s", "epoch", 2000, 1800.0, 0.25, -300.0, -1.5))
-    metrics.count(CacheUsed("x3", "s", "provider", 500, 450.0, None))
+    metrics.count(AnswerRead("x1", 0, round=recorded(), saved=100.0, saved_money=0.5))
+    missed = AnswerRead("x2", 0, round=recorded(), cause="epoch", missed=2000, missed_cost=1800.0, missed_money=0.25)
+    metrics.count(replace(missed, saved=-300.0, saved_money=-1.5))
+    metrics.count(replace(missed, cause="provider", missed=500, missed_cost=450.0, missed_money=None))
     told = {name: value for name, value in read(metrics).items() if value}
-    for cause, missed, cost in (("epoch", 2000, 1800), ("provider", 500, 450)):
+    for cause, tokens, cost in (("epoch", 2000, 1800), ("provider", 500, 450)):
         labels = (("cause", cause),)
         assert told["palimpsest_cache_misses_total", labels] == 1
-        assert told["palimpsest_cache_missed_tokens_total", labels] == missed
+        assert told["palimpsest_cache_missed_tokens_total", labels] == tokens
         assert told["palimpsest_cache_missed_cost_tokens_total", labels] == cost
     assert told["palimpsest_cache_missed_money_total", (("cause", "epoch"),)] == 0.25
     assert ("palimpsest_cache_missed_money_total", (("cause", "provider"),)) not in told
@@ -188,7 +188,7 @@ def test_seconds_fall_into_buckets_that_add_up() -> None:
 def test_the_state_of_the_log_is_told() -> None:
     health = HEALTH
     metrics = Metrics(lambda: health, lambda: 0)
-    metrics.count(ReadingFailed("e", "why"))
+    metrics.count(CallUnreadableEvent(exchange="e", error="why"))
     told = read(metrics)
     assert told["palimpsest_unread_answers_total", ()] == 1
     assert told["palimpsest_log_pending_records", ()] == 1
@@ -200,16 +200,13 @@ def test_the_state_of_the_log_is_told() -> None:
 
 
 def test_what_calls_cost_is_counted_once_their_response_was_read() -> None:
-    def price(upstream: str, model: str, usage: Usage) -> Cost:
-        return Cost(1.0, 0.25 if (upstream, model) == ("openai", "m1") else None)
-
-    metrics = Metrics(lambda: HEALTH, lambda: 0, price=price)
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
     calls: list[tuple[Kind, str]] = [("managed", "m1"), ("auxiliary", "m1"), ("managed", "m2")]
     for number, (kind, model) in enumerate(calls):
-        metrics.count(replace(recorded(), exchange=f"e{number}", kind=kind, model=model, is_readable=True))
-        metrics.count(AnswerRead(f"e{number}", 0, Usage(100, 20, 60)))
-    metrics.count(replace(recorded(), exchange="silent", model="m1", is_readable=True))
-    metrics.count(AnswerRead("silent", 0, Usage()))
+        ended = replace(recorded(), exchange=f"e{number}", kind=kind, model=model, is_readable=True)
+        answer = AnswerRead(f"e{number}", 0, Usage(100, 20, 60), round=ended)
+        metrics.count(replace(answer, price=lambda: 0.25) if model == "m1" else answer)
+    metrics.count(AnswerRead("silent", 0, Usage(), round=replace(recorded(), exchange="silent", model="m1")))
     metrics.count(AnswerRead("never recorded", 0, Usage(1, 1)))
     told = read(metrics)
     assert told["palimpsest_spent_money_total", (("kind", "managed"), ("model", "m1"))] == 0.25
@@ -227,8 +224,8 @@ def test_what_calls_cost_is_counted_once_their_response_was_read() -> None:
 def test_clients_cannot_make_labels_without_bound() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     for number in range(300):
-        metrics.count(replace(recorded(), exchange=f"e{number}", model=f"m{number}", is_readable=True))
-        metrics.count(AnswerRead(f"e{number}", 0, Usage(1, 1)))
+        ended = replace(recorded(), exchange=f"e{number}", model=f"m{number}", is_readable=True)
+        metrics.count(AnswerRead(f"e{number}", 0, Usage(1, 1), round=ended))
     told = read(metrics)
     models = {dict(labels)["model"] for name, labels in told if name == "palimpsest_usage_tokens_total"}
     assert len(models) == 101

@@ -23,11 +23,12 @@ from opentelemetry.trace import StatusCode
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.epoch import Plan
-from proxy.model.events import AnswerRead, EpochOpened, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
+from proxy.model.events import AnswerRead, CallUnreadableEvent, EpochOpened, ExchangeRecorded, Planned
 from proxy.model.exchange import Headers, Usage
 from proxy.telemetry.policy import TelemetryPolicy
 from proxy.telemetry.tracing import ReportingExporter, Tracing
 from proxy.wire import FORMATS
+from tests.store.samples import make_epoch
 from tests.support.scripted import ScriptedUpstream, answer, request
 from tests.support.server_process import CHAT, running
 
@@ -77,15 +78,15 @@ def traced() -> Traced:
 
 def test_a_call_is_a_span_with_the_attributes_of_the_conventions(traced: Traced) -> None:
     traced.send()
-    traced.bus.publish(EpochOpened("ep1", "s1", "e1", "soft", 900, 300))
+    opened = make_epoch("ep1", session="s1", exchange="e1")
+    traced.bus.publish(EpochOpened(replace(opened, why="soft", tokens_before=900, tokens_after=300)))
     plan = Plan("e1", 0, "gpt-5", "epoch", "ep1", tokens_client=900, tokens_upstream=300)
     traced.bus.publish(Planned("s1", plan))
     traced.bus.publish(replace(RECORDED, is_final=False))
-    traced.bus.publish(AnswerRead("e1", 0, Usage(100, 2, 100)))
+    traced.bus.publish(AnswerRead("e1", 0, Usage(100, 2, 100), is_hidden=True))
     traced.bus.publish(RECORDED)
     assert traced.exporter.get_finished_spans() == (), "the usage of the last round is not known yet"
-    traced.bus.publish(AnswerRead("e1", 1, Usage(210, 5, 156, reasoning=3)))
-    traced.bus.publish(ResponseRead("e1", b"{}", "stop,length"))
+    traced.bus.publish(AnswerRead("e1", 1, Usage(210, 5, 156, reasoning=3), finish="stop,length", answer=b"{}"))
     span = traced.span
     assert (span.name, span.kind.name, span.status.status_code) == ("chat gpt-5", "CLIENT", StatusCode.UNSET)
     assert span.attributes is not None
@@ -146,7 +147,7 @@ async def test_a_span_has_content_only_where_that_is_wanted(is_wanted: bool) -> 
     traced = Traced(capture_content=is_wanted)
     traced.send(body=BODY)
     traced.bus.publish(RECORDED)
-    traced.bus.publish(ResponseRead("e1", ANSWER, "stop"))
+    traced.bus.publish(AnswerRead("e1", 0, answer=ANSWER, finish="stop"))
     await traced.tasks.finish(10.0)
     attributes = dict(traced.span.attributes or {})
     content = {name: value for name, value in attributes.items() if "messages" in name}
@@ -168,7 +169,7 @@ async def test_content_that_cannot_be_described_leaves_the_span() -> None:
     traced = Traced(capture_content=True)
     traced.send(body=b"no JSON")
     traced.bus.publish(RECORDED)
-    traced.bus.publish(ResponseRead("e1", b"no JSON"))
+    traced.bus.publish(AnswerRead("e1", 0, answer=b"no JSON"))
     await traced.tasks.finish(10.0)
     assert traced.span.name == "chat gpt-5"
 
@@ -210,7 +211,7 @@ def test_failures_are_errors_and_our_own_calls_have_spans_of_their_own(traced: T
     traced.send()
     traced.bus.publish(replace(RECORDED, status=529, upstream="claude", wire="anthropic_messages", is_final=False))
     traced.bus.publish(replace(RECORDED, status=529, upstream="claude", wire="anthropic_messages"))
-    traced.bus.publish(ReadingFailed("e1", "no JSON"))
+    traced.bus.publish(CallUnreadableEvent(exchange="e1", error="no JSON"))
     traced.bus.publish(replace(RECORDED, exchange="x1", kind="auxiliary", is_readable=False, total_s=2.0))
     traced.bus.publish(replace(RECORDED, exchange="p1", kind="passthrough", wire="", is_readable=False, status=0))
     traced.bus.publish(replace(RECORDED, exchange="f1", completeness="failed", is_readable=False, status=0))

@@ -6,7 +6,12 @@ from proxy.context.compaction.spans import WITHOUT_MODEL
 from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Summary
-from proxy.model.events import CompactionEnded, CompactionStarted, SummaryAdded
+from proxy.model.events import (
+    CompactionCompletedEvent,
+    CompactionFailedEvent,
+    CompactionTriggeredEvent,
+    SummaryAddedEvent,
+)
 
 _STOPPED = "it was stopped: a call of the client came first, or the server stops"
 _UNASKED = "no model may be asked now, or another process or branch is at the same"
@@ -48,42 +53,58 @@ class CompactionProgress:
 
     def _begin(self, job: SummaryJob) -> None:
         self._began[id(job)] = self._now()
-        messages = job.span.stop - job.span.start
-        session, exchange, is_manual = _name(job)
-        self.bus.publish(CompactionStarted(session, exchange, messages, job.covered, is_manual))
-
-    def add(self, job: SummaryJob, summary: Summary) -> None:
-        """Tell of a summary that is in the log."""
-        made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
-        self.bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
-        if (seconds := self._end(job)) is None:
-            return
-        session, exchange, is_manual = _name(job)
         self.bus.publish(
-            CompactionEnded(
-                session,
-                exchange,
-                seconds,
-                is_manual,
-                summary=summary.id,
-                level=summary.level,
-                messages=summary.stop - summary.start,
-                covered=summary.covered,
-                tokens=summary.tokens,
-                reason=summary.reason,
+            CompactionTriggeredEvent(
+                session=job.request.session,
+                exchange=job.request.state.request.exchange,
+                messages=job.span.stop - job.span.start,
+                tokens=job.covered,
+                is_manual=job.options is not None,
             )
         )
 
+    def add(self, job: SummaryJob, summary: Summary) -> None:
+        """Tell of a summary that is in the log."""
+        self.bus.publish(
+            SummaryAddedEvent(
+                session=summary.session,
+                exchange=summary.exchange,
+                summary=summary.id,
+                kind=summary.kind,
+                level=summary.level,
+                covered=summary.covered,
+                tokens=summary.tokens,
+            )
+        )
+        if (elapsed_ms := self._end(job)) is not None:
+            self.bus.publish(
+                CompactionCompletedEvent(
+                    session=job.request.session,
+                    exchange=job.request.state.request.exchange,
+                    summary=summary.id,
+                    level=summary.level,
+                    messages=summary.stop - summary.start,
+                    tokens_before=summary.covered,
+                    tokens_after=summary.tokens,
+                    elapsed_ms=elapsed_ms,
+                    reason=summary.reason,
+                    is_manual=job.options is not None,
+                )
+            )
+
     def fail(self, job: SummaryJob, error: str) -> None:
         """Tell why no summary came of a job. Do nothing if it has ended already."""
-        if (seconds := self._end(job)) is not None:
-            session, exchange, is_manual = _name(job)
-            self.bus.publish(CompactionEnded(session, exchange, seconds, is_manual, error))
+        if (elapsed_ms := self._end(job)) is not None:
+            self.bus.publish(
+                CompactionFailedEvent(
+                    session=job.request.session,
+                    exchange=job.request.state.request.exchange,
+                    error=error,
+                    elapsed_ms=elapsed_ms,
+                    is_manual=job.options is not None,
+                )
+            )
 
-    def _end(self, job: SummaryJob) -> float | None:
+    def _end(self, job: SummaryJob) -> int | None:
         began = self._began.pop(id(job), None)
-        return None if began is None else self._now() - began
-
-
-def _name(job: SummaryJob) -> tuple[str, str, bool]:
-    return job.request.session, job.request.state.request.exchange, job.options is not None
+        return None if began is None else round(1000 * (self._now() - began))

@@ -156,7 +156,7 @@ class CompactionTrigger:
 
     def note_answer(self, event: AnswerRead) -> None:
         """Start to make memory behind a response whose prompt has filled its budget. Subscribed to the bus."""
-        request = self._unread.pop(event.exchange)
+        request = self._unread.pop(event.exchange) if event.is_informative else None
         if request is None or self.start_memory is None:
             return
         state = request.state

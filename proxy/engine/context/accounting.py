@@ -2,15 +2,14 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from proxy.context.budget import TokenRatio
-from proxy.context.cache_misses import PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
+from proxy.context.cache_misses import Precedent, PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import (
     RequestSizes,
@@ -25,26 +24,23 @@ from proxy.engine.context.epoch_scope import CountedRequest, EpochAccount, forma
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
-from proxy.engine.policy import Provider
+from proxy.engine.models import CacheCalibrator, ExpectedUsage, PriceList, PromptSizes
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
-from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.events import (
     AnswerRead,
-    CacheUsed,
     CeilingUnreachable,
     EpochOpened,
-    OutputsShortened,
-    Planned,
     PromptSent,
     ReasoningRemoved,
     RequestRecorded,
-    RungFailed,
+    ResponseRead,
+    RungFailedEvent,
 )
 from proxy.model.exchange import Headers, Usage
 from proxy.model.lineage import count_shared_nodes
+from proxy.model.lru import LruCache
 from proxy.model.manifest import Manifest
 from proxy.model.messages import Medium
 from proxy.wire import FORMATS
@@ -108,10 +104,7 @@ def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
 
 def tell_opened(bus: EngineBus, request: ManagedRequest, epoch: Epoch) -> None:
     """Tell of an epoch that was opened for a request, and of what it has in short."""
-    bus.publish(EpochOpened.of(epoch))
-    if OutputsShortened in bus.subscribers:
-        named = epoch.id, epoch.parent, epoch.session, epoch.exchange
-        bus.publish(OutputsShortened(*named, epoch.edits, request.wire, request.load_message))
+    bus.publish(EpochOpened(epoch, request.wire, request.load_message))
 
 
 def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> bool:
@@ -158,7 +151,9 @@ def tell_failure(bus: EngineBus, state: RequestState, rung: Rung, error: Excepti
         problem,
         extra={"exchange": state.request.exchange, "session": state.request.session.id},
     )
-    bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+    bus.publish(
+        RungFailedEvent(session=state.request.session.id, exchange=state.request.exchange, rung=rung, error=problem)
+    )
 
 
 def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
@@ -427,104 +422,89 @@ def _find_read(
 MOST_PROMPTS = 1024
 # About 70 bytes each, of which the caches of histories hold most, too.
 MOST_NODES = 200_000
-_UNKNOWN_PROVIDER = Provider()
-
-_T = TypeVar("_T")
 
 
-class _UnansweredPrompt(msgspec.Struct, gc=False):
-    """A prompt whose response was not read yet."""
+class AnswerAccounting:
+    """The one consumer of responses that were read: learns from each, prices it, and says what it tells of the cache.
 
-    session: str
-    prompt: SentPrompt
-    terms: CacheTerms
-    plan: Plan | None = None
-
-
-class CacheWatch:
-    """Follows the prompts of each session, and publishes what responses say of the cache (`CacheUsed`).
-
-    The log says the same later (`read/cache`). Here it is said from memory, for the metrics: of a session
-    that memory does not have, the first call counts as its first.
+    What it finds is published with the response (`AnswerRead`), from which everybody else has it. Of caches the log
+    says the same later (`read/cache`). Here it is said from memory: of a session that memory does not have,
+    the first call counts as its first.
     """
 
-    def __init__(
-        self, bus: EngineBus, find_card: Callable[[str, str], Card], providers: Mapping[str, Provider]
-    ) -> None:
+    def __init__(self, bus: EngineBus, prices: PriceList, calibrator: CacheCalibrator, sizes: PromptSizes) -> None:
         self._bus = bus
-        self._find_card = find_card
-        self._providers = providers
-        self._waiting: OrderedDict[str, _UnansweredPrompt] = OrderedDict()
+        self._prices = prices
+        self._calibrator = calibrator
+        self._sizes = sizes
+        self._waiting: OrderedDict[str, PromptSent] = OrderedDict()
+        self._opened = LruCache[str, str](MOST_PROMPTS)  # why, by the exchange that an epoch was opened for
         self._trails: OrderedDict[str, PromptTrail] = OrderedDict()
         self._nodes = 0  # of all trails together
-        self._opened: OrderedDict[str, str] = OrderedDict()  # why, by the exchange that an epoch was opened for
         bus.subscribe(PromptSent, self.note_prompt)
         bus.subscribe(EpochOpened, self.note_epoch)
-        bus.subscribe(Planned, self.note_plan)
-        bus.subscribe(AnswerRead, self.note_answer)
+        bus.subscribe(ResponseRead, self.note_response)
 
     def note_prompt(self, event: PromptSent) -> None:
         """Remember a prompt until its response was read."""
-        prompt = SentPrompt(
-            event.exchange, event.upstream, event.model, event.nodes, event.layers, sent_ms=event.sent_ms
-        )
-        self._waiting[event.exchange] = _UnansweredPrompt(event.session, prompt, event.terms)
-        _trim(self._waiting, MOST_PROMPTS)
+        self._waiting[event.exchange] = event
+        if len(self._waiting) > MOST_PROMPTS:
+            self._waiting.popitem(last=False)
 
     def note_epoch(self, event: EpochOpened) -> None:
         """Remember why an epoch was opened."""
-        self._opened[event.exchange] = event.why
-        _trim(self._opened, MOST_PROMPTS)
+        if not event.epoch.is_reversion:
+            self._opened.put(event.epoch.exchange, event.epoch.why)
 
-    def note_plan(self, event: Planned) -> None:
-        """Remember what was sent for a prompt."""
-        waiting = self._waiting.get(event.exchange)
-        if waiting is not None:
-            waiting.plan = event.plan
+    def note_response(self, read: ResponseRead) -> None:
+        """Account for a response, and tell all of it, also where a fault of ours stops the accounting."""
+        found: dict[str, Any] = {}
+        try:
+            if read.is_informative:
+                self._calibrator.note_answer(read)
+                self._sizes.note_answer(read)
+                found = self._explain(read)
+        finally:
+            self._bus.publish(AnswerRead(**asdict(read), **found, price=partial(self._price, read)))
 
-    def note_answer(self, event: AnswerRead) -> None:
-        """Say what the response to a prompt tells of the cache."""
-        waiting = self._waiting.pop(event.exchange, None)
-        why = self._opened.pop(event.exchange, "")
-        if waiting is None:
-            return
-        plan, usage = waiting.plan, event.usage
-        prompt = replace(
-            waiting.prompt,
+    def _price(self, read: ResponseRead) -> float | None:
+        """Return what a response cost, as far as that is known. It is looked up for those who ask only."""
+        ended, usage = read.round, read.usage
+        if ended is None or ended.kind == "recorded" or (usage.input, usage.output) == (None, None):
+            return None
+        return self._prices.price(ended.upstream, ended.model, usage).money
+
+    def _explain(self, read: ResponseRead) -> dict[str, Any]:
+        """Return what a response tells of the cache and of what managing saved, as `AnswerRead` has it."""
+        sent = self._waiting.pop(read.exchange, None)
+        if sent is None:
+            return {}
+        plan, usage = read.round.plan if read.round is not None else None, read.usage
+        prompt = SentPrompt(
+            *(sent.exchange, sent.upstream, sent.model, sent.nodes, sent.layers),
             rewriting=name_rewriting(plan),
-            why=why,
-            ready_ms=waiting.prompt.sent_ms + 1000 * event.first_byte_s,
+            why=self._opened.pop(read.exchange) or "" if plan is not None else "",
+            sent_ms=sent.sent_ms,
+            ready_ms=sent.sent_ms + 1000 * read.first_byte_s,
             usage=usage,
         )
-        trail = self._trails.pop(waiting.session, None) or PromptTrail()
-        precedent = trail.find(prompt)
-        self._nodes -= trail.weight
-        trail.add(prompt)
-        self._keep_trail(waiting.session, trail)
+        precedent = self._follow(sent.session, prompt)
         if plan is None and not can_have_missed(prompt, precedent):
-            return  # nothing that would have to be looked up: true of most calls
-        card, provider = self._find_model(prompt)
-        cache = find_cache(provider, card, waiting.terms, is_rewritten=bool(plan is not None and plan.epoch))
-        use = explain_use(prompt, precedent, cache, event.told)
-        cost = price_missed(use, usage, card, cache)
-        saved = price_saved([(plan, usage)], card, cache)
-        both = (None, None) if saved is None else (saved.tokens, saved.money)
-        self._bus.publish(
-            CacheUsed(event.exchange, waiting.session, use.cause, use.missed, cost.tokens, cost.money, *both)
-        )
+            return {}  # nothing that would have to be looked up: true of most calls
+        card, is_rewritten = self._prices.find_card(sent.upstream, sent.model), bool(plan is not None and plan.epoch)
+        cache = self._prices.find_cache(sent.upstream, card, sent.terms, is_rewritten=is_rewritten)
+        use = explain_use(prompt, precedent, cache, read.told)
+        cost, saved = price_missed(use, usage, card, cache), price_saved([(plan, usage)], card, cache)
+        found = {"cause": use.cause, "missed": use.missed, "missed_cost": cost.tokens, "missed_money": cost.money}
+        return found if saved is None else {**found, "saved": saved.tokens, "saved_money": saved.money}
 
-    def _keep_trail(self, session: str, trail: PromptTrail) -> None:
+    def _follow(self, session: str, prompt: SentPrompt) -> Precedent | None:
+        """Add a prompt to the trail of its session. Return the one that it continues."""
+        trail = self._trails.pop(session, None) or PromptTrail()
+        precedent, before = trail.find(prompt), trail.weight
+        trail.add(prompt)
         self._trails[session] = trail
-        self._nodes += trail.weight
+        self._nodes += trail.weight - before
         while self._nodes > MOST_NODES and len(self._trails) > 1:
-            _, oldest = self._trails.popitem(last=False)
-            self._nodes -= oldest.weight
-
-    def _find_model(self, prompt: SentPrompt) -> tuple[Card, Provider]:
-        card = self._find_card(prompt.upstream, prompt.model)
-        return card, self._providers.get(prompt.upstream, _UNKNOWN_PROVIDER)
-
-
-def _trim(kept: OrderedDict[str, _T], most: int) -> None:
-    if len(kept) > most:
-        kept.popitem(last=False)
+            self._nodes -= self._trails.popitem(last=False)[1].weight
+        return precedent

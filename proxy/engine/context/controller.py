@@ -47,7 +47,7 @@ from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan, name_view
-from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
+from proxy.model.events import CeilingExceededEvent, Planned, PromptSent, RungFailedEvent
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS
@@ -308,7 +308,9 @@ class ContextController:
             extra={"exchange": request.exchange, "session": request.session.id},
         )
         problem = f"{type(error).__name__}: {error}"
-        self._bus.publish(RungFailed(request.exchange, request.session.id, "plan", problem))
+        self._bus.publish(
+            RungFailedEvent(session=request.session.id, exchange=request.exchange, rung="plan", error=problem)
+        )
         plan = Plan(request.exchange, 0, request.view, "original", reason=problem)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
@@ -391,7 +393,11 @@ class ContextController:
             stays = MUST_STAY if outgoing.is_opened or _is_unshortened(state) else NOT_CUT
             reason = notice or _explain_uncut(outgoing) or decision.reason or stays
             tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(budget.usable)
-            self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
+            self._bus.publish(
+                CeilingExceededEvent(
+                    session=request.session.id, exchange=request.exchange, tokens=tokens, usable=usable, error=reason
+                )
+            )
             notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
         told = "; ".join(filter(None, (notice, outgoing.note)))
         return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(label_note(notice))

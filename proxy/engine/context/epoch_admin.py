@@ -80,7 +80,7 @@ class EpochAdmin:
             epoch = reversion.epoch
             await self._keep(epoch)
             self._states.caches.contexts.add(session, epoch)
-        self._bus.publish(EpochOpened.of(epoch))
+        self._bus.publish(EpochOpened(epoch))
         return reversion
 
     async def pin(self, row: ExchangeRow, place: int | None, *, is_quote: bool = False) -> Pinned:

@@ -10,6 +10,7 @@ note as well: such a history, which must stay valid without us, has none.
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from itertools import islice
@@ -24,7 +25,7 @@ from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_stream import PassingClient
 from proxy.engine.runtime import EngineBus
-from proxy.model.events import DoomLoopDetected, ToolsCalled
+from proxy.model.events import AnswerRead, DoomLoopDetectedEvent
 from proxy.model.exchange import Headers
 from proxy.model.lru import LruCache
 from proxy.model.messages import Message
@@ -34,6 +35,8 @@ from proxy.wire.json_values import encode_text
 LABEL: Headers = ((b"x-palimpsest-doom-loop", b"true"),)
 _MOST_BYTES = 32 * 1024 * 1024  # of requests whose responses were not read yet
 _MOST_SESSIONS = 1024
+# What a response has in any format if it calls a tool. Most have not, and need not be looked at again.
+_TOOL_CALL = re.compile(rb"tool_calls|tool_use|function_call|custom_tool_call|_shell_call")
 
 _log = logging.getLogger("palimpsest.loops")
 
@@ -68,7 +71,7 @@ class LoopWatch:
         self._threshold = threshold
         self._open = LruCache[str, ManagedRequest](_MOST_BYTES, weigh=lambda _, request: len(request.split.content))
         self._loops = LruCache[str, _Loop](_MOST_SESSIONS)
-        bus.subscribe(ToolsCalled, self.note_calls)
+        bus.subscribe(AnswerRead, self.note_answer)
 
     def is_looping(self, session: str) -> bool:
         """Return whether the newest response with calls has gone on with a loop."""
@@ -111,13 +114,15 @@ class LoopWatch:
             self._noted.put(key, _SeenNotes(depth, nodes[depth - 1], kept))
         return notes
 
-    def note_calls(self, event: ToolsCalled) -> None:
-        """Look for a loop that a response goes on with. Called behind calls, by the bus."""
+    def note_answer(self, event: AnswerRead) -> None:
+        """Look for a loop that a response goes on with. Subscribed to the bus."""
+        if event.is_hidden or not _TOOL_CALL.search(event.content):
+            return
         request = self._open.pop(event.exchange)
         if request is None:
             return
         session, before = request.session.id, self._loops.peek(request.session.id)
-        found = find_repeated_call(_read_back(request, event.answer), self._threshold)
+        found = find_repeated_call(_read_back(request, event.content), self._threshold)
         if found is None:
             self._loops.pop(session)
             return
@@ -131,8 +136,15 @@ class LoopWatch:
                 "the same" if found.has_same_output else "other",
                 extra={"session": session},
             )
-            named = (event.exchange, session, found.tool, found.count)
-            self._bus.publish(DoomLoopDetected(*named, has_same_output=found.has_same_output))
+            self._bus.publish(
+                DoomLoopDetectedEvent(
+                    session=session,
+                    exchange=event.exchange,
+                    tool=found.tool,
+                    count=found.count,
+                    has_same_output=found.has_same_output,
+                )
+            )
         self._loops.put(session, _Loop(len(request.nodes), request.chain.tip, told))
 
 

@@ -23,7 +23,7 @@ from proxy.engine.request import NO_NOTES, ManagedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
+from proxy.model.events import CeilingExceededEvent, EpochOpened, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
 from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
@@ -296,8 +296,15 @@ class RefusalRetry:
         """Publish an event if the client's own request is above the ceiling."""
         request, plan = self._request, self._plan
         if plan is not None and plan.tokens_upstream is not None and plan.tokens_upstream > plan.usable:
-            named = request.exchange, request.session.id, request.view
-            self._bus.publish(CeilingExceeded(*named, plan.tokens_upstream, plan.usable, plan.reason))
+            self._bus.publish(
+                CeilingExceededEvent(
+                    session=request.session.id,
+                    exchange=request.exchange,
+                    tokens=plan.tokens_upstream,
+                    usable=plan.usable,
+                    error=plan.reason,
+                )
+            )
 
     async def _record_refusal(self, context: SessionContext) -> None:
         """Record an epoch that takes back the refused one: the view is then sent as its client sends it."""
@@ -321,7 +328,7 @@ class RefusalRetry:
         )
         self._states.caches.contexts.add(epoch.session, epoch)
         context.choose(request.view, request, epoch.id)
-        self._bus.publish(EpochRefused(refused.id, epoch.session, request.exchange, request.view))
+        self._bus.publish(EpochOpened(epoch))
         if not await self._commit(epoch):
             raise StoreUnavailable("the log did not take it in time; it holds until the next start")
 

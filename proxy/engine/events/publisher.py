@@ -19,54 +19,28 @@ from proxy.engine.events.parts import find_pruned, group_items, list_completed, 
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
-from proxy.model.epoch import Edit, Replaced
+from proxy.model.epoch import Edit, Epoch, Replaced
 from proxy.model.events import (
+    TOLD,
     AnswerRead,
-    AnswerUninformative,
-    CacheUsed,
-    CeilingExceeded,
-    CompactionEnded,
-    CompactionStarted,
-    DoomLoopDetected,
-    EpochOpened,
-    EpochRefused,
-    Event,
-    ExchangeRecorded,
-    Nudged,
-    OutputsShortened,
-    ReadingFailed,
-    ReplyRecorded,
-    RequestRecorded,
-    RungFailed,
-    SessionClosed,
-    SessionWentIdle,
-    SummaryAdded,
-)
-from proxy.model.lru import LruCache
-from proxy.model.stream_events import (
-    AgentNudgedEvent,
     CacheMissedEvent,
     CallEvent,
     CallStartedEvent,
     CallUnreadableEvent,
-    CeilingExceededEvent,
-    CompactionCompletedEvent,
-    CompactionFailedEvent,
-    CompactionTriggeredEvent,
-    DoomLoopDetectedEvent,
+    EpochOpened,
     EpochOpenedEvent,
     EpochRevertedEvent,
+    Event,
+    ExchangeRecorded,
     MessageCreatedEvent,
     PartCreatedEvent,
     PartUpdatedEvent,
     PruneCompletedEvent,
-    RungFailedEvent,
-    SessionClosedEvent,
+    RequestRecorded,
     SessionCreatedEvent,
-    SessionIdleEvent,
-    StreamEvent,
-    SummaryAddedEvent,
+    StreamedEvent,
 )
+from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 
 GATHER_SECONDS = 0.05
@@ -74,7 +48,8 @@ GATHER_SECONDS = 0.05
 MOST_MESSAGES = 64
 _MOST_PENDING = 16_384
 _MOST_EPOCHS = 1024
-_LONGEST = 1000  # characters of an error
+_LONGEST = 1000  # characters of what is told of an error, or by a model
+_CUT = ("error", "reason", "tool")
 
 NumberCalls = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
 """Returns the numbers of calls in their sessions, by the ids of their exchanges, as far as the log has them.
@@ -82,7 +57,7 @@ NumberCalls = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
 It waits, for a bounded time, until the log has what was appended to it before.
 """
 
-Make = Callable[[int | None], Iterable[StreamEvent]]
+Make = Callable[[int | None], Iterable[StreamedEvent]]
 """Makes the events to tell, given the number of their call."""
 
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
@@ -114,26 +89,12 @@ class EventPublisher:
         self._pending: list[tuple[str, Make]] = []
         self._is_due = False
         self._settled = asyncio.Event()
-        self._heard: Mapping[type[Event], Callable[[Any], None]] = {
+        self._heard: Mapping[type[Event], Callable[[Any], None]] = dict.fromkeys(TOLD, self._note) | {
             RequestRecorded: self._note_request,
-            ReplyRecorded: self._note_reply,
             ExchangeRecorded: self._note_exchange,
             AnswerRead: self._note_answer,
-            AnswerUninformative: self._note_answer,
-            ReadingFailed: self._note_unread,
-            CacheUsed: self._note_cache,
+            CallUnreadableEvent: self._note_unread,
             EpochOpened: self._note_epoch,
-            OutputsShortened: self._note_shortened,
-            EpochRefused: self._note_refused,
-            RungFailed: self._note_rung,
-            CeilingExceeded: self._note_excess,
-            CompactionStarted: self._note_compaction,
-            CompactionEnded: self._note_compacted,
-            SummaryAdded: self._note_summary,
-            DoomLoopDetected: self._note_loop,
-            Nudged: self._note_nudge,
-            SessionWentIdle: self._note_idle,
-            SessionClosed: self._note_closed,
         }
         stream.on_listen, stream.on_idle, stream.settle = self._subscribe, self._unsubscribe, self._settle
 
@@ -142,7 +103,7 @@ class EventPublisher:
             self._bus.subscribe(kind, note)
 
     def _unsubscribe(self) -> None:
-        for note in self._heard.values():
+        for note in {*self._heard.values()}:
             self._bus.unsubscribe(note)
         self._calls.clear()
         self._pending.clear()
@@ -164,8 +125,14 @@ class EventPublisher:
         while self._is_due:
             await self._settled.wait()
 
-    def _tell(self, exchange: str, event: CallEvent) -> None:
-        self._put(exchange, partial(_number_event, event))
+    def _note(self, event: StreamedEvent) -> None:
+        """Have an event told as it is, with its time; one of a call with the number of that."""
+        told = {name: getattr(event, name)[:_LONGEST] for name in _CUT if name in event.__struct_fields__}
+        timed = msgspec.structs.replace(event, at_ms=self._now_ms(), **told)
+        if isinstance(timed, CallEvent):
+            self._put(timed.exchange, partial(_number_event, timed))
+        else:
+            self._put("", lambda n: (timed,))
 
     def _start(self) -> None:
         self._tasks.spawn(self._tell_pending())
@@ -184,13 +151,11 @@ class EventPublisher:
             if self._pending:
                 self._order()
 
-    # --- calls -------------------------------------------------------------------------------------------------------
-
     def _note_request(self, event: RequestRecorded) -> None:
         self._calls.open(event)
         self._put(event.exchange, partial(self._tell_request, event, self._now_ms()))
 
-    def _tell_request(self, event: RequestRecorded, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
+    def _tell_request(self, event: RequestRecorded, at_ms: int, n: int | None) -> Iterator[StreamedEvent]:
         session = event.session
         common: dict[str, Any] = {"at_ms": at_ms, "session": session.id}
         if n == 1:
@@ -203,11 +168,6 @@ class EventPublisher:
         if event.is_accepted:
             yield from _tell_messages(event, at_ms, n)
 
-    def _note_reply(self, event: ReplyRecorded) -> None:
-        call = self._calls.find(event.exchange)
-        if call is not None:
-            self._put(event.exchange, partial(_tell_reply, event, call.session, self._now_ms()))
-
     def _note_exchange(self, event: ExchangeRecorded) -> None:
         call = self._calls.add_round(event)
         if not event.is_final:
@@ -217,17 +177,29 @@ class EventPublisher:
         if not event.is_readable:
             self._complete(event.exchange)
 
-    def _note_answer(self, event: AnswerRead | AnswerUninformative) -> None:
+    def _note_answer(self, event: AnswerRead) -> None:
+        call = self._calls.find(event.exchange)
+        if call is not None and event.reply is not None:
+            self._put(event.exchange, partial(_tell_reply, event, call.session, self._now_ms()))
+        if event.cause and event.round is not None:
+            self._note(
+                CacheMissedEvent(
+                    session=event.round.session,
+                    exchange=event.exchange,
+                    cause=event.cause,
+                    tokens=event.missed,
+                    cost=event.missed_cost,
+                    money=event.missed_money,
+                )
+            )
         if self._calls.add_answer(event):
             self._complete(event.exchange)
 
-    def _note_unread(self, event: ReadingFailed) -> None:
+    def _note_unread(self, event: CallUnreadableEvent) -> None:
         call = self._calls.find(event.exchange)
         if call is None or not call.session:
             return  # it was recorded by an earlier process
-        error = event.error[:_LONGEST]
-        told = CallUnreadableEvent(at_ms=self._now_ms(), session=call.session, exchange=event.exchange, error=error)
-        self._tell(event.exchange, told)
+        self._note(msgspec.structs.replace(event, session=call.session))
         self._complete(event.exchange)
 
     def _complete(self, exchange: str) -> None:
@@ -235,99 +207,22 @@ class EventPublisher:
         if call is not None:
             self._put(exchange, partial(call.describe, self._now_ms()))
 
-    def _note_cache(self, event: CacheUsed) -> None:
-        if event.cause:
-            told = (event.cause, event.missed, event.cost, event.money)
-            names = ("cause", "tokens", "cost", "money")
-            self._tell(event.exchange, self._make(CacheMissedEvent, event, **dict(zip(names, told, strict=True))))
-
-    # --- what is managed ---------------------------------------------------------------------------------------------
-
-    def _note_rung(self, event: RungFailed) -> None:
-        error = event.problem[:_LONGEST]
-        self._tell(event.exchange, self._make(RungFailedEvent, event, rung=event.rung, error=error))
-
-    def _note_excess(self, event: CeilingExceeded) -> None:
-        told = {"tokens": event.tokens, "usable": event.usable, "error": event.reason[:_LONGEST]}
-        self._tell(event.exchange, self._make(CeilingExceededEvent, event, **told))
-
     def _note_epoch(self, event: EpochOpened) -> None:
-        self._put(event.exchange, partial(_tell_epoch, event, self._now_ms()))
-
-    def _note_shortened(self, event: OutputsShortened) -> None:
-        before, now = self._pruned.get(event.parent) or frozenset(), find_pruned(event.edits)
-        self._pruned.put(event.epoch, now)
-        if now - before:
-            self._put(event.exchange, partial(_tell_shortened, event, before, self._now_ms()))
-
-    def _note_refused(self, event: EpochRefused) -> None:
-        self._tell(event.exchange, self._make(EpochRevertedEvent, event, reverted=event.epoch, why="refused"))
-
-    def _note_compaction(self, event: CompactionStarted) -> None:
-        told = CompactionTriggeredEvent(
-            at_ms=self._now_ms(),
-            session=event.session,
-            exchange=event.exchange,
-            messages=event.messages,
-            tokens=event.tokens,
-            is_manual=event.is_manual,
-        )
-        self._put("", lambda n: (told,))
-
-    def _note_compacted(self, event: CompactionEnded) -> None:
-        common: dict[str, Any] = {"at_ms": self._now_ms(), "session": event.session, "exchange": event.exchange}
-        common |= {"elapsed_ms": round(1000 * event.seconds), "is_manual": event.is_manual}
-        if event.error:
-            failed = CompactionFailedEvent(**common, error=event.error[:_LONGEST])
-            self._put("", lambda n: (failed,))
+        epoch = event.epoch
+        self._put(epoch.exchange, partial(_tell_epoch, epoch, self._now_ms()))
+        if event.load is None:
             return
-        told = CompactionCompletedEvent(
-            **common,
-            summary=event.summary,
-            level=event.level,
-            messages=event.messages,
-            tokens_before=event.covered,
-            tokens_after=event.tokens,
-            reason=event.reason[:_LONGEST],
-        )
-        self._put("", lambda n: (told,))
-
-    def _note_summary(self, event: SummaryAdded) -> None:
-        told = SummaryAddedEvent(
-            at_ms=self._now_ms(),
-            session=event.session,
-            exchange=event.exchange,
-            summary=event.summary,
-            kind=event.kind,
-            level=event.level,
-            covered=event.covered,
-            tokens=event.tokens,
-        )
-        self._put("", lambda n: (told,))
-
-    def _note_loop(self, event: DoomLoopDetected) -> None:
-        told = {"tool": event.tool[:_LONGEST], "count": event.count, "has_same_output": event.has_same_output}
-        self._tell(event.exchange, self._make(DoomLoopDetectedEvent, event, **told))
-
-    def _note_nudge(self, event: Nudged) -> None:
-        self._tell(event.exchange, self._make(AgentNudgedEvent, event, attempt=event.attempt))
-
-    def _note_idle(self, event: SessionWentIdle) -> None:
-        self._tell(event.exchange, self._make(SessionIdleEvent, event, attempts=event.attempts))
-
-    def _note_closed(self, event: SessionClosed) -> None:
-        closed = SessionClosedEvent(at_ms=self._now_ms(), session=event.session)
-        self._put("", lambda n: (closed,))
-
-    def _make(self, kind: Callable[..., CallEvent], event: Any, **fields: object) -> CallEvent:
-        return kind(at_ms=self._now_ms(), session=event.session, exchange=event.exchange, **fields)
+        before, now = self._pruned.get(epoch.parent) or frozenset(), find_pruned(epoch.edits)
+        self._pruned.put(epoch.id, now)
+        if now - before:
+            self._put(epoch.exchange, partial(_tell_pruned, event, before, self._now_ms()))
 
 
-def _number_event(event: CallEvent, n: int | None) -> Iterable[StreamEvent]:
-    return (msgspec.structs.replace(event, n=n),)  # type: ignore[return-value]
+def _number_event(event: CallEvent, n: int | None) -> Iterable[StreamedEvent]:
+    return (msgspec.structs.replace(event, n=n),)
 
 
-def _tell_messages(event: RequestRecorded, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
+def _tell_messages(event: RequestRecorded, at_ms: int, n: int | None) -> Iterator[StreamedEvent]:
     """Yield the messages that a request brought. Those of a call that the log does not have are not told."""
     if n is None:
         return
@@ -345,41 +240,41 @@ def _tell_messages(event: RequestRecorded, at_ms: int, n: int | None) -> Iterato
             yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="completed")
 
 
-def _tell_reply(event: ReplyRecorded, session: str, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
-    if n is None:
+def _tell_reply(event: AnswerRead, session: str, at_ms: int, n: int | None) -> Iterator[StreamedEvent]:
+    if n is None or event.reply is None:
         return
     common: dict[str, Any] = {"at_ms": at_ms, "session": session, "exchange": event.exchange, "n": n}
-    for node in event.nodes:
+    nodes, form = [row.node for row in event.reply.nodes], FORMATS[event.wire]
+    for node in nodes:
         yield MessageCreatedEvent(**common, message=node.hex(), role="assistant")
-    if event.list_raws is None:
-        return
-    form = FORMATS[event.wire]
-    for node, raws in group_items(form, event.nodes, event.list_raws()):
+    for node, raws in group_items(form, nodes, form.list_echoes(event.content)):
         for each in list_created(form, node, raws, at_ms):
             yield PartCreatedEvent(**common, message=node.hex(), part=each.part)
 
 
-def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
+def _tell_epoch(epoch: Epoch, at_ms: int, n: int | None) -> Iterator[StreamedEvent]:
     """Yield that an epoch was opened, or reverted, and what it has in short."""
-    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session, "exchange": event.exchange, "n": n}
-    sizes: dict[str, Any] = {"tokens_before": event.tokens_before, "tokens_after": event.tokens_after}
-    if event.why == "revert":
-        yield EpochRevertedEvent(**common, reverted=event.parent, why="revert", **sizes)
+    common: dict[str, Any] = {"at_ms": at_ms, "session": epoch.session, "exchange": epoch.exchange, "n": n}
+    common |= {"why": epoch.why}
+    sizes: dict[str, Any] = {"tokens_before": epoch.tokens_before, "tokens_after": epoch.tokens_after}
+    if epoch.is_reversion:
+        yield EpochRevertedEvent(**common, reverted=epoch.parent, **(sizes if epoch.why == "revert" else {}))
         return
-    yield EpochOpenedEvent(**common, epoch=event.epoch, why=event.why, **sizes)
-    kinds = [edit.kind for edit in _edits.decode(event.edits or b"[]") if isinstance(edit, Replaced)]
+    yield EpochOpenedEvent(**common, epoch=epoch.id, **sizes)
+    del common["why"]
+    kinds = [edit.kind for edit in _edits.decode(epoch.edits or b"[]") if isinstance(edit, Replaced)]
     counts: dict[str, Any] = {"tombstones": kinds.count("tombstone"), "files": kinds.count("file")}
     counts["shortened"] = kinds.count("shortened")
     if any(counts.values()):
-        yield PruneCompletedEvent(**common, epoch=event.epoch, **counts)
+        yield PruneCompletedEvent(**common, epoch=epoch.id, **counts)
 
 
-def _tell_shortened(
-    event: OutputsShortened, before: frozenset[int], at_ms: int, n: int | None
-) -> Iterator[StreamEvent]:
+def _tell_pruned(event: EpochOpened, before: frozenset[int], at_ms: int, n: int | None) -> Iterator[StreamedEvent]:
     """Yield the parts that an epoch has in short, and the one before it had not."""
-    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session, "exchange": event.exchange, "n": n}
-    for each in list_pruned(FORMATS[event.wire], event.load, event.edits, before, at_ms):
+    epoch = event.epoch
+    common: dict[str, Any] = {"at_ms": at_ms, "session": epoch.session, "exchange": epoch.exchange, "n": n}
+    assert event.load is not None, "it was opened for a request"
+    for each in list_pruned(FORMATS[event.wire], event.load, epoch.edits, before, at_ms):
         yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="pruned")
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from proxy.model.errors import ProxyError
-from proxy.model.stream_events import ResetEvent, StreamedEvent, StreamEndedEvent, StreamEvent, name_type
+from proxy.model.events import ResetEvent, StreamedEvent, StreamEndedEvent, name_type
 
 _RETRY_MS = 1000
 _encoder = msgspec.json.Encoder()
@@ -77,7 +77,7 @@ class Wanted:
 EVERYTHING = Wanted()
 
 
-Hear = Callable[[StreamEvent], object]
+Hear = Callable[[StreamedEvent], object]
 """Is called with an event. It must not raise."""
 
 
@@ -200,7 +200,7 @@ class EventStream:
         self._readers.discard(reader)
         self._rest()
 
-    def publish(self, events: Iterable[StreamEvent]) -> None:
+    def publish(self, events: Iterable[StreamedEvent]) -> None:
         """Give events their ids, keep them, and queue them for all who want them."""
         for event in events:
             self._newest += 1

@@ -26,9 +26,8 @@ from proxy.engine.events.stream import EventStream, make_encodable
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus, attempt
 from proxy.model.errors import ProxyError
-from proxy.model.events import WebhookEnded
+from proxy.model.events import StreamedEvent, WebhookEnded, name_type
 from proxy.model.exchange import Headers
-from proxy.model.stream_events import StreamEvent, name_type
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 120.0, 300.0)
 """The pauses before a request is repeated. After the last one it has failed."""
@@ -74,7 +73,7 @@ class WebhookBody(msgspec.Struct, frozen=True, gc=False):
 
     type: str
     timestamp: str
-    data: StreamEvent
+    data: StreamedEvent
 
 
 _encoder = msgspec.json.Encoder()
@@ -105,11 +104,11 @@ class Webhook:
         self._clock = clock
         self._next_id = next_id
         self._sleep = sleep
-        self._waiting: deque[StreamEvent] = deque()
+        self._waiting: deque[StreamedEvent] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_failing = self._is_full = False
 
-    def put(self, event: StreamEvent) -> None:
+    def put(self, event: StreamedEvent) -> None:
         """Have an event sent, if it is wanted. Above the limit it is dropped."""
         if self._policy.events and name_type(type(event)) not in self._policy.events:
             return
@@ -141,7 +140,7 @@ class Webhook:
             verdict = await attempt(self._deliver(event), self._note_fault)
             self._bus.publish(WebhookEnded(self._policy.host, verdict or "failed"))
 
-    async def _deliver(self, event: StreamEvent) -> Literal["delivered", "refused", "failed"]:
+    async def _deliver(self, event: StreamedEvent) -> Literal["delivered", "refused", "failed"]:
         """Send an event until it is taken, or refused, or has failed too often. Its id stays the same."""
         at = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
         message = WebhookBody(name_type(type(event)), at.replace("+00:00", "Z"), event)

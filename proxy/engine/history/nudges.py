@@ -14,7 +14,7 @@ from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, SessionIdle, TooSoon
-from proxy.model.events import Nudged, SessionWentIdle
+from proxy.model.events import AgentNudgedEvent, SessionIdleEvent
 from proxy.model.exchange import SessionKey
 from proxy.model.lru import LruCache
 from proxy.wire.format import Format
@@ -77,14 +77,14 @@ class Nudger:
         """Count a nudge that is sent."""
         if nudge.attempt:
             self._sessions.put(session, _Attempts(nudge.attempt, self._clock.now_ms()))
-            self._bus.publish(Nudged(exchange, session, nudge.attempt))
+            self._bus.publish(AgentNudgedEvent(session=session, exchange=exchange, attempt=nudge.attempt))
 
     def note_end(self, session: str, exchange: str, nudge: Nudge, *, is_answered: bool) -> None:
         """Note the end of a call: an answer ends all counting."""
         if is_answered:
             self.reset(session)
         elif nudge.attempt == len(self._policy.texts):
-            self._bus.publish(SessionWentIdle(exchange, session, nudge.attempt))
+            self._bus.publish(SessionIdleEvent(session=session, exchange=exchange, attempts=nudge.attempt))
 
     def reset(self, session: str) -> None:
         """Begin to count anew, since somebody has prompted the agent, or it has answered."""

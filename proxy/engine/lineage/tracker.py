@@ -27,7 +27,7 @@ from proxy.engine.lineage.resolver import (
 from proxy.engine.lineage.session_index import ANSWER, SessionIndex, SessionNodes
 from proxy.engine.ports import Archive, Clock
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, extend_chain, name_mark
 from proxy.wire.format import Format
@@ -254,7 +254,7 @@ class LineageTracker:
         """Return the exchanges of a session whose answers have not become nodes yet."""
         return [exchange for exchange, place in self.open_exchanges.items() if place.known.key.id == session]
 
-    def note_unread(self, event: ReadingFailed) -> None:
+    def note_unread(self, event: CallUnreadableEvent) -> None:
         """Record that an answer could not be read."""
         self.close(event.exchange)
 

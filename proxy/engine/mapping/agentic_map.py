@@ -13,10 +13,10 @@ from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, Operator
 from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.conversation import MOST_TURNS, AnsweredTurn, ProgramSession
-from proxy.engine.turns.recording import NewSession
+from proxy.engine.turns.recording import SessionRequest
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.errors import UpstreamRefused, UpstreamUnreachable
-from proxy.model.events import SessionClosed
+from proxy.model.events import SessionClosedEvent
 from proxy.model.parts import MessagePart, TextPart
 from proxy.model.results import AgentMapResult, TokenUsage
 
@@ -77,7 +77,7 @@ class AgentMapper:
             await attempt(self._run_agent(item, work), problems.append)
         finally:
             if work.session is not None:
-                self._home.bus.publish(SessionClosed(work.session.key.id))
+                self._home.bus.publish(SessionClosedEvent(session=work.session.key.id))
         return AgentMapResult(
             input=item,
             session_id=work.session.key.id if work.session is not None else "",
@@ -93,7 +93,7 @@ class AgentMapper:
         prompt = await self._run.sandbox.render(order.template, item)
         await self._pacer.wait()
         name = f"{order.agent}-{self._ids.next_exchange()}"
-        work.session = await self._home.create(NewSession(order.model, name, "", order.system_prompt, order.parent))
+        work.session = await self._home.create(SessionRequest(order.model, name, "", order.system_prompt, order.parent))
         brought: Sequence[MessagePart] = (TextPart(prompt),)
         for _ in range(order.max_turns - 1):
             turn = await self._send(brought, work)

@@ -18,8 +18,8 @@ from proxy.engine.ports import Clock, Ids
 from proxy.engine.runtime import SystemClock, SystemIds, TaskRunner
 from proxy.engine.turns.conversation import Conversations
 from proxy.model.errors import ProxyError
+from proxy.model.events import MapCompletedEvent, MapItemCompletedEvent, MapStartedEvent
 from proxy.model.results import TokenUsage
-from proxy.model.stream_events import MapCompletedEvent, MapItemCompletedEvent, MapStartedEvent
 
 # Statuses after which the same call may succeed. 529: Anthropic is overloaded.
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})

@@ -23,7 +23,7 @@ from proxy.engine.response_reader import is_event_stream, read_received
 from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_encoded
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, HiddenRound, Plan, Recalled
-from proxy.model.events import CeilingExceeded
+from proxy.model.events import CeilingExceededEvent
 from proxy.model.exchange import Headers, Round
 from proxy.model.lineage import extend_chain
 from proxy.model.log import Record
@@ -409,8 +409,15 @@ class AnswerRounds:
             return None
         self._tokens, reason = sent + added, "the model recalled"
         if first.usable and self._tokens > first.usable:
-            named = request.exchange, request.session.id, request.view
-            self._parts.bus.publish(CeilingExceeded(*named, self._tokens, first.usable, reason))
+            self._parts.bus.publish(
+                CeilingExceededEvent(
+                    session=request.session.id,
+                    exchange=request.exchange,
+                    tokens=self._tokens,
+                    usable=first.usable,
+                    error=reason,
+                )
+            )
             reason = f"{reason}; above the ceiling: {self._tokens} tokens of {first.usable}"
         return msgspec.structs.replace(
             first,

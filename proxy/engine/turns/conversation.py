@@ -34,11 +34,11 @@ from proxy.engine.turns.answers import (
     write_messages,
 )
 from proxy.engine.turns.calls import make_call
-from proxy.engine.turns.recording import NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
+from proxy.engine.turns.recording import RecordedTurn, SessionRequest, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
-from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
-from proxy.model.events import CompactionEnded, EpochOpened, ReplyRecorded
+from proxy.model.events import AnswerRead, CompactionCompletedEvent, EpochOpened
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
 from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
@@ -84,7 +84,7 @@ class _TurnNotes:
     `epoch` is one that has opened with a call of the message.
     """
 
-    epoch: EpochOpened | None = None
+    epoch: Epoch | None = None
     summary: CompactionResult | None = None
 
 
@@ -107,14 +107,14 @@ class Conversations:
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
 
-    async def create(self, wanted: NewSession) -> "ProgramSession":
+    async def create(self, wanted: SessionRequest) -> "ProgramSession":
         """Begin a session, which is in the log then. Raises BadRequest, NotFound, Conflict and StoreUnavailable."""
         key = await self.recorder.create(wanted)
         self.listen()
         found = ProgramSession(self, key, wanted.model, wanted.system_prompt)
         return self.open.setdefault(key.id, found)
 
-    async def open_named(self, wanted: NewSession) -> "ProgramSession":
+    async def open_named(self, wanted: SessionRequest) -> "ProgramSession":
         """Return the session of a name, begun if there is none. Raises as `create` and `load` do."""
         try:
             return await self.create(wanted)
@@ -131,7 +131,7 @@ class Conversations:
             raise Conflict("this session has no complete answer, so that there is nothing to go on with")
         row = await self.archive.find_session(session)
         self.listen()
-        own = begun or NewSession(row.model, system_prompt=history.system if history is not None else "")
+        own = begun or SessionRequest(row.model, system_prompt=history.system if history is not None else "")
         found = ProgramSession(self, key, row.model or own.model, own.system_prompt, await self.sum_usage(session))
         found.restore(history)
         return self.open.setdefault(session, found)
@@ -154,11 +154,11 @@ class Conversations:
         steps = sum([CHAT.reader.read_item(raw).role == "assistant" for raw in raws]) + len(path.answer)
         return KnownHistory(system, steps, tuple([call for call in calls if call.tool_call_id in path.waiting]))
 
-    async def _load_begun(self, session: str) -> NewSession | None:
+    async def _load_begun(self, session: str) -> SessionRequest | None:
         """Return how a session was begun by a program, None if it was not."""
         for row in await self.archive.list_calls(session, 0, 1):
             if is_beginning(row):
-                return msgspec.json.decode(await self.archive.load_request(row.id), type=NewSession)
+                return SessionRequest(**msgspec.json.decode(await self.archive.load_request(row.id)))
         return None
 
     async def sum_usage(self, session: str) -> TokenUsage:
@@ -175,30 +175,22 @@ class Conversations:
         """Listen to what happens in sessions, from the first one on that is opened."""
         if not self._is_listening:
             self._is_listening = True
-            self.bus.subscribe(ReplyRecorded, self._note_reply)
+            self.bus.subscribe(AnswerRead, self._note_reply)
             self.bus.subscribe(EpochOpened, self._note_epoch)
-            self.bus.subscribe(CompactionEnded, self._note_summary)
+            self.bus.subscribe(CompactionCompletedEvent, self._note_summary)
 
-    def _note_reply(self, event: ReplyRecorded) -> None:
-        if event.nodes:
-            self.replies.put(event.exchange, event.nodes[-1].hex())
+    def _note_reply(self, event: AnswerRead) -> None:
+        if event.reply is not None and event.reply.nodes:
+            self.replies.put(event.exchange, event.reply.nodes[-1].node.hex())
 
     def _note_epoch(self, event: EpochOpened) -> None:
-        if event.exchange and (session := self.open.get(event.session)) is not None:
-            session.notes.epoch = event
+        epoch = event.epoch
+        if epoch.exchange and not epoch.is_reversion and (session := self.open.get(epoch.session)) is not None:
+            session.notes.epoch = epoch
 
-    def _note_summary(self, event: CompactionEnded) -> None:
-        if event.summary and (session := self.open.get(event.session)) is not None:
-            session.notes.summary = CompactionResult(
-                session_id=event.session,
-                summary_message_id=event.summary,
-                level_used=event.level,
-                compacted_message_count=event.messages,
-                summary_token_count=event.tokens,
-                tokens_before=event.covered,
-                tokens_after=event.tokens,
-                elapsed_ms=round(1000 * event.seconds),
-            )
+    def _note_summary(self, event: CompactionCompletedEvent) -> None:
+        if (session := self.open.get(event.session)) is not None:
+            session.notes.summary = event.payload
 
 
 class ProgramSession:
@@ -376,7 +368,7 @@ class ProgramSession:
             )
         return AnsweredTurn(result, answer.calls, response.exchange)
 
-    async def _describe_epoch(self, opened: EpochOpened) -> CompactionResult:
+    async def _describe_epoch(self, opened: Epoch) -> CompactionResult:
         """Return what an epoch has shortened, by the newest summary that it shows, or by a ledger only."""
         edits = _edits.decode(opened.edits) if opened.edits else ()
         written = [each for each in edits if isinstance(each, Written)]

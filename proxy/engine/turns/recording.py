@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol, cast, get_args
+from typing import Annotated, Any, NamedTuple, Protocol, cast, get_args
 
 import msgspec
+from msgspec import Meta
 
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
@@ -78,14 +79,14 @@ class TurnLog(Archive, Protocol):
         ...
 
 
-class NewSession(msgspec.Struct, frozen=True):
-    """A session to begin: its model, its client's name for it, its system prompt, and the id of its parent."""
+class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A session to begin."""
 
-    model: str
-    name: str = ""
-    upstream: str = ""
-    system_prompt: str = ""
-    parent: str = ""
+    model: Annotated[str, Meta(min_length=1, description="the model that answers")]
+    name: Annotated[str, Meta(description="a name, as `x-palimpsest-session` has it; without one it gets any")] = ""
+    upstream: Annotated[str, Meta(description="its upstream by name, else the one of the model")] = ""
+    system_prompt: Annotated[str, Meta(description="the text that the conversation begins with")] = ""
+    parent: Annotated[str, Meta(description="the session that it works for, by its id or a prefix")] = ""
 
 
 class RecordedTurn(msgspec.Struct, frozen=True):
@@ -179,7 +180,7 @@ class TurnRecorder:
     has_job: Callable[[str], bool]
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def create(self, wanted: NewSession) -> SessionKey:
+    async def create(self, wanted: SessionRequest) -> SessionKey:
         """Begin a session, which is in the log then. Raises Conflict if there is one of this name, and BadRequest."""
         name = wanted.name or f"session-{self.ids.next_exchange()}"
         if not (name.isascii() and name.isprintable() and name == name.strip()) or len(name) > _LONGEST_NAME:
@@ -197,7 +198,7 @@ class TurnRecorder:
                 return key
         raise Conflict(f"there is a session of the name {name!r} already: {key.id}")
 
-    async def _add(self, key: SessionKey, wanted: NewSession) -> None:
+    async def _add(self, key: SessionKey, wanted: SessionRequest) -> None:
         """Write the call to the log with which a session begins. Raises StoreUnavailable."""
         exchange = self.ids.next_exchange()
         received = msgspec.json.encode({"id": key.id})
@@ -280,7 +281,7 @@ class TurnRecorder:
         except NotFound:
             first = None
         if first is not None and is_beginning(first):
-            begun = msgspec.json.decode(await self.archive.load_request(first.id), type=NewSession)
+            begun = SessionRequest(**msgspec.json.decode(await self.archive.load_request(first.id)))
             model, system = model or begun.model, system or begun.system_prompt
         if not model:
             raise BadRequest("the first turn of a session says which model has answered: model")

@@ -12,8 +12,8 @@ from proxy.engine.events.stream import EventReader, EventStream, Wanted
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.lookup import find_session, list_matching
 from proxy.model.errors import BadRequest, NotFound
+from proxy.model.events import EVENT_TYPES
 from proxy.model.log import Selection
-from proxy.model.stream_events import EVENT_TYPES
 from proxy.server.endpoints import GUARDS, Endpoint, Media
 
 _MEDIA = "text/event-stream"

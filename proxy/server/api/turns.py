@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.routing import Route
 
 from proxy.engine.recorded.lookup import find_session
-from proxy.engine.turns.recording import NewSession, TurnRecorder, make_turn
+from proxy.engine.turns.recording import SessionRequest, TurnRecorder, make_turn
 from proxy.model.results import FinishReason, RecordResult, TokenUsage
 from proxy.server.api.parameters import SessionPath
 from proxy.server.endpoints import Answered, Endpoint
@@ -20,16 +21,6 @@ _KEY = "idempotency-key"
 _CREATED, _REPEATED = 201, 200
 
 Told = str | dict[str, Any] | list[dict[str, Any]]
-
-
-class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A session to begin."""
-
-    model: Annotated[str, Meta(min_length=1, description="the model that answers")]
-    name: Annotated[str, Meta(description="a name, as `x-palimpsest-session` has it; without one it gets any")] = ""
-    upstream: Annotated[str, Meta(description="its upstream by name, else the one of the model")] = ""
-    system_prompt: Annotated[str, Meta(description="the text that the conversation begins with")] = ""
-    parent: Annotated[str, Meta(description="the session that it works for, by its id or a prefix")] = ""
 
 
 class SessionBegun(msgspec.Struct, frozen=True):
@@ -70,7 +61,7 @@ class TurnsApi:
     async def _create(self, body: SessionRequest) -> Answered[SessionBegun]:
         """Begin a session, in which turns can be recorded; 409 if there is one of this name."""
         parent = await find_session(self._turns.archive, body.parent) if body.parent else ""
-        key = await self._turns.create(NewSession(body.model, body.name, body.upstream, body.system_prompt, parent))
+        key = await self._turns.create(replace(body, parent=parent))
         return Answered(SessionBegun(key.id, key.family, body.model, key.upstream, key.parent), _CREATED)
 
     async def _record(self, path: SessionPath, body: TurnRequest, request: Request) -> Answered[RecordResult]:

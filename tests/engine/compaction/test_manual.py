@@ -99,7 +99,7 @@ async def test_it_is_told_on_the_bus(shop: Workshop) -> None:
     found = await compact(shop)
     (opened,) = [event for event in shop.events if isinstance(event, EpochOpened)]
     assert found.epoch is not None
-    assert (opened.epoch, opened.why, opened.exchange) == (found.epoch.id, "manual", "")
+    assert (opened.epoch.id, opened.epoch.why, opened.epoch.exchange) == (found.epoch.id, "manual", "")
 
 
 async def test_a_second_one_covers_what_came_since(shop: Workshop) -> None:

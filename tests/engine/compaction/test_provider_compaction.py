@@ -15,7 +15,7 @@ from proxy.engine.compaction.model_call import FailedCall, ModelResponse
 from proxy.engine.compaction.provider_compaction import check_compaction, name_task, write_prompt
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Summary
-from proxy.model.events import AuxiliaryEnded, SummaryAdded
+from proxy.model.events import AuxiliaryEnded, SummaryAddedEvent
 from proxy.model.exchange import Usage
 from tests.support.compacting import FREE, Reply, Workshop, fail
 from tests.support.engine import JSON, ScriptedResponse, Sent
@@ -99,7 +99,7 @@ async def test_it_is_asked_for_where_a_summary_would_be_and_recorded_as_one() ->
     assert summary.text.endswith(f"up to message {summary.stop}]\n{BLOCK['content']}")
     (opening,) = [each.opening for each in shop.log.tables.exchanges.values() if each.opening.kind == "auxiliary"]
     assert summary.calls == (opening.exchange,)
-    assert [each.summary for each in shop.events if isinstance(each, SummaryAdded)] == [summary.id]
+    assert [each.summary for each in shop.events if isinstance(each, SummaryAddedEvent)] == [summary.id]
     (ended,) = [each for each in shop.events if isinstance(each, AuxiliaryEnded)]
     price = shop.summarizer.health.budget.price("main", MODEL, Usage(2000, 500))
     assert (ended.verdict, ended.cost) == ("answered", price.tokens)

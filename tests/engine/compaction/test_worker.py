@@ -8,14 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import structs
 
 from proxy.context.epoch_decision import REPORTING
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Summary
-from proxy.model.events import CompactionEnded, CompactionStarted, Planned, SummaryAdded, SummaryWasted
+from proxy.model.events import (
+    CompactionCompletedEvent,
+    CompactionFailedEvent,
+    CompactionTriggeredEvent,
+    Planned,
+    SummaryAddedEvent,
+    SummaryWasted,
+)
 from proxy.model.exchange import Usage
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.compacting import FREE, Workshop, fail, give_report, in_time, is_own, list_reports, record_usage, say
@@ -41,9 +47,17 @@ async def test_a_summary_is_in_the_log_and_told_of() -> None:
     await reach(shop, SOFT)
     (summary,) = shop.summaries
     assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes, MODEL) == [summary]
-    told = [event for event in shop.events if isinstance(event, SummaryAdded)]
+    told = [event for event in shop.events if isinstance(event, SummaryAddedEvent)]
     assert told == [
-        SummaryAdded(summary.id, shop.session, summary.exchange, "leaf", 1, summary.covered, summary.tokens)
+        SummaryAddedEvent(
+            session=shop.session,
+            exchange=summary.exchange,
+            summary=summary.id,
+            kind="leaf",
+            level=1,
+            covered=summary.covered,
+            tokens=summary.tokens,
+        )
     ]
     assert (await shop.log.verify()).faults == ()
 
@@ -53,15 +67,17 @@ async def test_the_making_of_a_summary_is_told_from_its_beginning_to_its_end() -
     await reach(shop, SOFT)
     (summary,) = shop.summaries
     began, ended = list_told(shop)
-    count, named = summary.stop - summary.start, (shop.session, summary.exchange)
-    assert began == CompactionStarted(*named, count, summary.covered, is_manual=False)
-    made = CompactionEnded(*named, ended.seconds, is_manual=False, summary=summary.id, level=1, messages=count)
-    assert ended == structs.replace(made, covered=summary.covered, tokens=summary.tokens)
+    named: dict[str, Any] = {"session": shop.session, "exchange": summary.exchange, "is_manual": False}
+    named |= {"messages": summary.stop - summary.start}
+    assert began == CompactionTriggeredEvent(**named, tokens=summary.covered)
+    sizes = {"tokens_before": summary.covered, "tokens_after": summary.tokens, "elapsed_ms": ended.elapsed_ms}
+    assert ended == CompactionCompletedEvent(**named, **sizes, summary=summary.id, level=1, reason="")
 
 
 def list_told(shop: Workshop) -> list[Any]:
     """What was told of the making of summaries."""
-    return [event for event in shop.events if isinstance(event, CompactionStarted | CompactionEnded)]
+    kinds = CompactionTriggeredEvent | CompactionCompletedEvent | CompactionFailedEvent
+    return [event for event in shop.events if isinstance(event, kinds)]
 
 
 async def test_the_next_epoch_shows_it_before_the_ledger_of_its_place() -> None:
@@ -119,7 +135,7 @@ async def test_what_is_stopped_leaves_its_lease_and_its_place() -> None:
     assert (len(shop.worker.schedule), shop.leases.held) == (0, {})
     assert shop.summaries == []
     began, ended = list_told(shop)
-    assert (type(began), ended.summary, ended.error[:14]) == (CompactionStarted, "", "it was stopped")
+    assert (type(began), ended.error[:14]) == (CompactionTriggeredEvent, "it was stopped")
     shop.model.summarise = give_report
     await shop.ask(until(SOFT + 1))
     assert len(shop.summaries) == 1
@@ -240,7 +256,8 @@ async def test_what_was_in_vain_is_tried_again_when_the_conversation_has_grown()
     await shop.ask(until(FIRST + 2))
     assert len(shop.model.asked) == asked
     assert shop.summaries == [poor]
-    assert [event.error[:15] for event in list_told(shop)[1::2]] == ["", "it is no better"]
+    first, second = list_told(shop)[1::2]
+    assert (type(first), second.error[:15]) == (CompactionCompletedEvent, "it is no better")
 
 
 async def test_what_was_put_together_without_a_model_is_made_again_and_not_shown_before() -> None:
@@ -288,7 +305,7 @@ async def test_a_log_that_does_not_take_it_leaves_it_unused() -> None:
     await shop.ask(until(SOFT))
     assert (shop.summaries, len(shop.model.asked)) == ([], 1)
     assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes, MODEL) == []
-    assert not any(isinstance(event, SummaryAdded) for event in shop.events)
+    assert not any(isinstance(event, SummaryAddedEvent) for event in shop.events)
     assert [event.error for event in list_told(shop)[1::2]] == ["the log did not take a summary in time"]
 
 

@@ -10,7 +10,7 @@ from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Plan
-from proxy.model.events import AnswerRead, RungFailed
+from proxy.model.events import ResponseRead, RungFailedEvent
 from proxy.model.exchange import Headers, Usage
 from tests.support.engine import HEALTHY
 from tests.support.managed import Setup
@@ -37,7 +37,7 @@ def make_revert(subject: ManagedRequest) -> Epoch:
 
 def read_answer(setup: Setup, exchange: str, usage: Usage) -> None:
     """The answer of a call was read."""
-    setup.bus.publish(AnswerRead(exchange, 0, usage))
+    setup.bus.publish(ResponseRead(exchange, 0, usage))
 
 
 async def test_below_the_soft_mark_nothing_is_decided_and_nothing_counted() -> None:
@@ -69,7 +69,9 @@ async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: p
     plan = Plan("x1", 0, "gpt-4o", "original", reason=problem)
     labels = ((b"x-palimpsest-mode", b"observe; stood-down:it could not be cut; the server's log says why"),)
     assert await setup.decide(subject) == OutgoingRequest("original", subject.split.content, plan=plan, labels=labels)
-    assert setup.list_events(RungFailed) == [RungFailed("x1", "s1", "plan", problem)]
+    assert setup.list_events(RungFailedEvent) == [
+        RungFailedEvent(exchange="x1", session="s1", rung="plan", error=problem)
+    ]
 
 
 async def test_a_rescuer_stands_by_who_is_managed() -> None:

@@ -152,7 +152,7 @@ async def test_a_revert_is_told_on_the_bus(talk: Talk) -> None:
     await talk.grow_to(1)
     reversion = await talk.care.revert(talk.session, 1)
     last = [event for event in talk.engine.events if isinstance(event, EpochOpened)][-1]
-    assert (last.epoch, last.why, last.exchange) == (reversion.epoch.id, "revert", "")
+    assert (last.epoch.id, last.epoch.why, last.epoch.exchange) == (reversion.epoch.id, "revert", "")
 
 
 async def test_another_branch_is_left_alone(talk: Talk) -> None:

@@ -11,7 +11,7 @@ from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Written
-from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
+from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailedEvent
 from tests.support import managed
 from tests.support.chat_clients import TOOLS
 from tests.support.engine import LIMIT, FixedClock
@@ -65,7 +65,7 @@ async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
     assert (again.epoch, again.tokens, again.epoch_tokens) == (epoch, outgoing.tokens, case.context.sizes[epoch.id])
     kept = setup.chain.keep(again)
     assert kept == OutgoingRequest("epoch", outgoing.body, outgoing.tokens, epoch)
-    assert setup.list_events(EpochOpened) == [EpochOpened.of(epoch)]
+    assert [opened.epoch for opened in setup.list_events(EpochOpened)] == [epoch]
 
 
 async def test_without_a_reason_none_opens() -> None:
@@ -111,8 +111,8 @@ async def test_above_the_ceiling_the_clients_own_bytes_are_the_last_level(acts: 
     outgoing = await setup.run_chain(case, None)
     assert (outgoing.rung, outgoing.failed) == LEVELS[acts]
     assert (outgoing.tokens < 7_760) is (outgoing.rung != "original")
-    first, *later = setup.list_events(RungFailed)
-    assert (first.rung, first.exchange, "DecodeError" in first.problem) == ("epoch", "x1", True)
+    first, *later = setup.list_events(RungFailedEvent)
+    assert (first.rung, first.exchange, "DecodeError" in first.error) == ("epoch", "x1", True)
     assert [each.rung for each in later] == ["plan", "minimal"][: len(acts)]
     assert outgoing.rung != "original" or outgoing.body == case.request.split.content
 
@@ -157,8 +157,8 @@ async def test_what_the_log_does_not_take_is_not_tried_a_second_time_under_the_s
     assert (await setup.run_chain(case)).rung == "original"
     assert (len(setup.committed), setup.builder.asked) == (1, ["plan"])
     assert case.context.epochs == []
-    (failed,) = setup.list_events(RungFailed)
-    assert (failed.rung, failed.problem) == ("plan", "StoreUnavailable: the log did not take the epoch in time")
+    (failed,) = setup.list_events(RungFailedEvent)
+    assert (failed.rung, failed.error) == ("plan", "StoreUnavailable: the log did not take the epoch in time")
 
 
 async def test_that_a_ceiling_is_out_of_reach_is_said_once_until_there_is_room_again() -> None:
@@ -225,7 +225,7 @@ async def test_a_plan_that_does_not_pay_opens_no_epoch_and_is_kept() -> None:
     case = await setup.read_state(BELOW)
     outgoing = await setup.run_chain(case, "soft")
     assert (outgoing.rung, setup.committed, setup.builder.asked) == ("original", [], ["plan"])
-    assert setup.list_events(RungFailed) == []
+    assert setup.list_events(RungFailedEvent) == []
     case = owe(await setup.read_state(HISTORY[: 2 + 2 * 16], "x2"))
     assert (case.facts.planned, case.planned_facts.planned is not None) == (None, True)
     assert (await setup.run_chain(case, "soft")).is_opened
@@ -261,7 +261,7 @@ async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of
         assert late.setup.builder.asked == ["plan", "minimal", "minimal"]
     finally:
         await late.release(case)
-    assert [failed.problem for failed in late.setup.list_events(RungFailed)] == [
+    assert [failed.error for failed in late.setup.list_events(RungFailedEvent)] == [
         "planning took more than 10 s",
         "the plan of an earlier request takes more than 10 s",
     ]
@@ -285,8 +285,8 @@ async def test_a_late_plan_is_told_by_its_limit_however_much_of_that_memory_took
         await late.setup.run_chain(case)
     finally:
         await late.release(case)
-    [failed] = late.setup.list_events(RungFailed)
-    assert failed.problem == "planning took more than 10 s"
+    [failed] = late.setup.list_events(RungFailedEvent)
+    assert failed.error == "planning took more than 10 s"
 
 
 async def test_where_all_the_time_is_spent_the_minimal_plan_is_made_all_the_same() -> None:

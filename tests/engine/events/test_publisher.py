@@ -9,8 +9,7 @@ from proxy.engine.events.publisher import GATHER_SECONDS, EventPublisher
 from proxy.engine.events.stream import EventStream
 from proxy.engine.models import PriceList
 from proxy.engine.runtime import EngineBus, TaskRunner
-from proxy.model.events import RungFailed, SessionClosed
-from proxy.model.stream_events import StreamEvent, name_type
+from proxy.model.events import RungFailedEvent, SessionClosedEvent, StreamedEvent, name_type
 from tests.support.scripted import LIMIT
 
 
@@ -51,12 +50,12 @@ async def stream(bus: EngineBus, log: Log, tasks: TaskRunner) -> EventStream:
     return stream
 
 
-def fail() -> RungFailed:
-    return RungFailed("x1", "s1", "plan", "why")
+def fail() -> RungFailedEvent:
+    return RungFailedEvent(exchange="x1", session="s1", rung="plan", error="why")
 
 
 async def test_who_listens_in_this_process_need_not_wait(bus: EngineBus, stream: EventStream, log: Log) -> None:
-    heard: list[StreamEvent] = []
+    heard: list[StreamedEvent] = []
     stream.listen(heard.append)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -71,13 +70,13 @@ async def test_who_listens_in_this_process_need_not_wait(bus: EngineBus, stream:
 async def test_settling_waits_for_the_log_and_for_what_comes_meanwhile(
     bus: EngineBus, stream: EventStream, log: Log
 ) -> None:
-    heard: list[StreamEvent] = []
+    heard: list[StreamedEvent] = []
     stream.listen(heard.append)
     bus.publish(fail())
     waiting = asyncio.create_task(stream.settle())
     async with asyncio.timeout(LIMIT):
         await log.is_asked.wait()
-    bus.publish(SessionClosed("s1"))
+    bus.publish(SessionClosedEvent(session="s1"))
     assert (heard, waiting.done()) == ([], False)
     log.may.set()
     async with asyncio.timeout(LIMIT):
@@ -89,9 +88,9 @@ async def test_settling_waits_for_the_log_and_for_what_comes_meanwhile(
 async def test_a_listener_that_fails_stops_neither_events_nor_settling(
     bus: EngineBus, stream: EventStream, log: Log
 ) -> None:
-    heard: list[StreamEvent] = []
+    heard: list[StreamedEvent] = []
 
-    def hear(event: StreamEvent) -> None:
+    def hear(event: StreamedEvent) -> None:
         heard.append(event)
         raise RuntimeError("against its contract")
 
@@ -100,6 +99,6 @@ async def test_a_listener_that_fails_stops_neither_events_nor_settling(
     async with asyncio.timeout(LIMIT):
         bus.publish(fail())
         await stream.settle()
-        bus.publish(SessionClosed("s1"))
+        bus.publish(SessionClosedEvent(session="s1"))
         await stream.settle()
     assert len(heard) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.events.stream import EVERYTHING, EventReader, EventStream, StreamPolicy, TooManyReaders, Wanted
-from proxy.model.stream_events import CallUnreadableEvent, RungFailedEvent, StreamEvent
+from proxy.model.events import CallUnreadableEvent, RungFailedEvent, StreamedEvent
 
 
 class Clock:
@@ -46,7 +46,7 @@ def make_stream(**policy: Any) -> tuple[EventStream, Clock]:
     return EventStream("run", clock.call_later, lambda: 7, StreamPolicy(**policy)), clock
 
 
-def event(name: str, session: str = "s1") -> StreamEvent:
+def event(name: str, session: str = "s1") -> StreamedEvent:
     return CallUnreadableEvent(at_ms=1, session=session, exchange=name, error="why")
 
 
@@ -236,7 +236,7 @@ def test_a_text_that_is_no_text_is_told_all_the_same() -> None:
 
 def test_a_listener_hears_of_its_session_or_of_all_as_it_happens() -> None:
     stream, clock = make_stream()
-    every, one = list[StreamEvent](), list[StreamEvent]()
+    every, one = list[StreamedEvent](), list[StreamedEvent]()
     stream.listen(every.append)
     stream.listen(one.append, "s2")
     first, second = event("x1"), event("x2", "s2")
@@ -256,7 +256,7 @@ def test_a_listener_hears_of_its_session_or_of_all_as_it_happens() -> None:
 
 def test_what_happens_in_the_drain_is_told_in_this_process_only() -> None:
     stream, clock = make_stream()
-    heard = list[StreamEvent]()
+    heard = list[StreamedEvent]()
     reader = stream.open()
     stream.listen(heard.append)
     stream.close()

@@ -16,16 +16,15 @@ from proxy.engine.events.stream import EventStream
 from proxy.engine.events.webhooks import RETRY_SECONDS, Webhook, WebhookPolicy, Webhooks
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import WebhookEnded
+from proxy.model.events import CallUnreadableEvent, RungFailedEvent, StreamedEvent, WebhookEnded
 from proxy.model.exchange import Headers
-from proxy.model.stream_events import CallUnreadableEvent, RungFailedEvent, StreamEvent
 from tests.support.scripted import LIMIT
 
 SECRET = b"s" * 24
 URL = "https://hooks.example/in?token=hidden"
 
 
-def event(name: str, error: str = "why") -> StreamEvent:
+def event(name: str, error: str = "why") -> StreamedEvent:
     return CallUnreadableEvent(at_ms=1_700_000_000_123, session="s1", exchange=name, error=error)
 
 
@@ -91,7 +90,7 @@ def make_hook(receiver: Receiver, **policy: Any) -> tuple[Webhook, list[str]]:
     return hook, verdicts
 
 
-async def deliver(receiver: Receiver, *events: StreamEvent, **policy: Any) -> list[str]:
+async def deliver(receiver: Receiver, *events: StreamedEvent, **policy: Any) -> list[str]:
     hook, verdicts = make_hook(receiver, **policy)
     for each in events:
         hook.put(each)

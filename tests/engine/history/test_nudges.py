@@ -7,7 +7,7 @@ import pytest
 
 from proxy.engine.history.policy import FIRM, GENTLE, URGENT, NudgePolicy
 from proxy.model.errors import BadRequest, SessionIdle, TooSoon
-from proxy.model.events import Nudged, SessionWentIdle
+from proxy.model.events import AgentNudgedEvent, SessionIdleEvent
 from tests.support.engine import RecordingClient
 from tests.support.holding import WIRES, HeldClient, Wire, answer, result, user
 
@@ -49,8 +49,8 @@ def told(client: RecordingClient, kind: type[Exception]) -> str:
 
 def list_events(held: HeldClient) -> list[tuple[str, int]]:
     """The nudges so far, and when the session went idle."""
-    found = [("nudge", e.attempt) for e in held.engine.events if isinstance(e, Nudged)]
-    return found + [("idle", e.attempts) for e in held.engine.events if isinstance(e, SessionWentIdle)]
+    found = [("nudge", e.attempt) for e in held.engine.events if isinstance(e, AgentNudgedEvent)]
+    return found + [("idle", e.attempts) for e in held.engine.events if isinstance(e, SessionIdleEvent)]
 
 
 @pytest.mark.parametrize("wire", WIRES)

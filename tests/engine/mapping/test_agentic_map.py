@@ -14,10 +14,10 @@ from proxy.engine.mapping.agentic_map import AgenticMapOrder, AgentMapper
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.policy import OperatorPolicy
-from proxy.engine.turns.recording import NewSession
+from proxy.engine.turns.recording import SessionRequest
 from proxy.engine.turns.tools import ProgramTool, make_tool
 from proxy.model.errors import NotFound, UpstreamUnreachable
-from proxy.model.events import SessionClosed
+from proxy.model.events import SessionClosedEvent
 from proxy.model.results import AgentMapResult
 from tests.support.engine import LIMIT
 from tests.support.operators import Model, Reply, running_engine
@@ -91,7 +91,7 @@ async def test_no_more_agents_run_at_once_than_the_settings_say(bench: Bench) ->
 
 
 async def test_a_session_is_in_the_log_as_that_of_its_parent(bench: Bench) -> None:
-    parent = await bench.engine.conversations.create(NewSession("m1", "parent"))
+    parent = await bench.engine.conversations.create(SessionRequest("m1", "parent"))
     (result,) = await bench.results(["a"], parent=parent.key.id, agent="finder")
     row = await bench.engine.archive.find_session(result.session_id)
     assert row.parent == parent.key.id
@@ -172,7 +172,7 @@ async def test_an_item_that_the_template_cannot_take_has_no_session(bench: Bench
 
 async def test_events_name_the_session_of_each_item(bench: Bench) -> None:
     closed: list[str] = []
-    bench.engine.bus.subscribe(SessionClosed, lambda event: closed.append(event.session))
+    bench.engine.bus.subscribe(SessionClosedEvent, lambda event: closed.append(event.session))
     results = await bench.results(["a", "b"])
     _, *items, end = bench.told
     assert {each.item_session for each in items} == {each.session_id for each in results} == set(closed)

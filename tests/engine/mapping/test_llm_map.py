@@ -15,9 +15,9 @@ from proxy.engine.mapping.running import MapRun, OperatorEngine
 from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.policy import OperatorPolicy
 from proxy.model.errors import UpstreamUnreachable
+from proxy.model.events import MapCompletedEvent, MapItemCompletedEvent, MapStartedEvent
 from proxy.model.log import Selection
 from proxy.model.results import MapResult
-from proxy.model.stream_events import MapCompletedEvent, MapItemCompletedEvent, MapStartedEvent
 from tests.support.operators import Model, Reply, answer_last, running_engine
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]}

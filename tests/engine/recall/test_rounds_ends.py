@@ -8,7 +8,7 @@ import pytest
 
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Plan, Recalled
-from proxy.model.events import CeilingExceeded
+from proxy.model.events import CeilingExceededEvent
 from proxy.model.exchange import Outcome
 from proxy.model.lineage import Reply
 from proxy.wire.rounds.stitching import MOST_READ
@@ -140,7 +140,7 @@ async def test_what_a_recall_takes_above_the_ceiling_is_said() -> None:
     await open_epoch(engine)
     prepare(engine, recalling(), recalling(), recalling(), saying("Done."))
     turn = await engine.send(until(23), tools=TOOLS, stream=True)
-    told = [event for event in engine.events if isinstance(event, CeilingExceeded)]
+    told = [event for event in engine.events if isinstance(event, CeilingExceededEvent)]
     plans: list[Plan] = [plan for plan in turn.plans if plan.k]
     above = [plan for plan in plans if (plan.tokens_upstream or 0) > plan.usable]
     assert 0 < len(above) < len(plans) == 3, plans

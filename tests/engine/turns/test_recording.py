@@ -16,9 +16,9 @@ from proxy.assembly import Engine, build_engine
 from proxy.config import load_settings
 from proxy.engine.models import PriceList
 from proxy.engine.turns.calls import make_call
-from proxy.engine.turns.recording import KeptTurn, NewSession, make_turn
+from proxy.engine.turns.recording import KeptTurn, SessionRequest, make_turn
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
-from proxy.model.events import CompactionStarted, EpochOpened, ExchangeRecorded
+from proxy.model.events import CompactionTriggeredEvent, EpochOpened, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, SessionKey
 from proxy.model.results import TokenUsage
 from proxy.read.memory import SendableDocument, load_sendable
@@ -87,7 +87,7 @@ class Program:
 
     async def begin(self, **wanted: str) -> None:
         """Begin the session."""
-        self.key = await self.engine.turns.create(NewSession(MODEL, "told", **wanted))
+        self.key = await self.engine.turns.create(SessionRequest(MODEL, "told", **wanted))
 
     async def record(self, asked: Any, answered: Any, once: str = "", **more: Any) -> KeptTurn:
         """Record a turn."""
@@ -259,8 +259,8 @@ async def test_a_context_is_what_a_call_through_us_would_send(tmp_path: Path, is
 async def test_summaries_are_made_of_what_was_recorded_and_are_in_the_context(tmp_path: Path) -> None:
     flags = {"compaction.model": MODEL, "compaction.spend_fraction": 1.0, "budget.ceiling_tokens": 8000}
     async with programming(tmp_path, **flags) as program:
-        began: list[CompactionStarted] = []
-        program.engine.bus.subscribe(CompactionStarted, began.append)
+        began: list[CompactionTriggeredEvent] = []
+        program.engine.bus.subscribe(CompactionTriggeredEvent, began.append)
         kept = []
         for asked, answered in list_turns(80):
             kept.append(await program.record(asked, answered))
@@ -316,7 +316,7 @@ async def test_a_log_that_takes_nothing_records_nothing(tmp_path: Path, monkeypa
             with pytest.raises(StoreUnavailable, match="the disk is full"):
                 await program.record("second", "two")
             with pytest.raises(StoreUnavailable, match="the disk is full"):
-                await program.engine.turns.create(NewSession(MODEL, "other"))
+                await program.engine.turns.create(SessionRequest(MODEL, "other"))
         await program.record("third", "three")
         assert [each["content"] for each in await program.context()][1:] == ["first", "one", "third", "three"]
 

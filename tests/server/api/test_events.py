@@ -14,18 +14,17 @@ from proxy.engine.events.calls import OpenCalls
 from proxy.engine.models import PriceList
 from proxy.model.card import Card
 from proxy.model.events import (
-    DoomLoopDetected,
+    AgentNudgedEvent,
+    CallCompletedEvent,
+    DoomLoopDetectedEvent,
     EpochOpened,
-    EpochRefused,
     ExchangeRecorded,
-    Nudged,
-    RungFailed,
-    SessionWentIdle,
+    RungFailedEvent,
+    SessionIdleEvent,
 )
 from proxy.model.exchange import Opening
-from proxy.model.stream_events import CallCompletedEvent
 from tests.server.api.test_sessions import BEARER, ReadableArchive, say, turn
-from tests.store.samples import make_plan
+from tests.store.samples import make_epoch, make_plan
 from tests.support.loops import put_forward
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import Plan, Served, serving
@@ -181,13 +180,20 @@ async def test_what_is_managed_is_told(served: Served) -> None:
         ]
     ).encode()
     async with following(served) as follower:
-        served.bus.publish(EpochOpened("e1", "s1", "x1", "hard", 900, 300, "", edits))
-        served.bus.publish(EpochOpened("e2", "s1", "", "revert", 300, 900, "e1", b"[]"))
-        served.bus.publish(EpochRefused("e3", "s1", "x2", "m"))
-        served.bus.publish(RungFailed("x3", "s1", "plan", "y" * 9000))
-        served.bus.publish(DoomLoopDetected("x3", "s1", "bash", 3, has_same_output=True))
-        served.bus.publish(Nudged("x4", "s1", 2))
-        served.bus.publish(SessionWentIdle("x4", "s1", 3))
+        shortening = make_epoch("e1", session="s1", exchange="x1", edits=edits)
+        served.bus.publish(EpochOpened(replace(shortening, tokens_before=900, tokens_after=300)))
+        served.bus.publish(
+            EpochOpened(replace(make_epoch("e2", session="s1", parent="e1"), why="revert", tokens_after=900))
+        )
+        served.bus.publish(
+            EpochOpened(replace(make_epoch("e4", session="s1", parent="e3", exchange="x2"), why="refused"))
+        )
+        served.bus.publish(RungFailedEvent(exchange="x3", session="s1", rung="plan", error="y" * 9000))
+        served.bus.publish(
+            DoomLoopDetectedEvent(exchange="x3", session="s1", tool="bash", count=3, has_same_output=True)
+        )
+        served.bus.publish(AgentNudgedEvent(exchange="x4", session="s1", attempt=2))
+        served.bus.publish(SessionIdleEvent(exchange="x4", session="s1", attempts=3))
         types: tuple[str, ...] = ("EPOCH_OPENED", "PRUNE_COMPLETED", "EPOCH_REVERTED", "EPOCH_REVERTED", "RUNG_FAILED")
         types += ("DOOM_LOOP_DETECTED", "AGENT_NUDGED", "SESSION_IDLE")
         opened, pruned, undone, refused, failed, loop, _, idle = await follower.read(*types)

@@ -113,12 +113,11 @@ class Session:
         began = time.process_time()
         head = self._measure(self._system)
         view = PlanRequest(
-            self._seen,
-            head,
             self._budget,
-            name_reference,
-            frozenset(),
-            self._plan,
+            messages=self._seen,
+            head=head,
+            name=name_reference,
+            frozen=self._plan,
             depth=self._account.depth,
             has_tool=True,  # as installed
         )

@@ -67,7 +67,10 @@ def main() -> None:
 
     for ceiling in CEILINGS:
         view = PlanRequest(
-            seen, 0, make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=ceiling)), name_reference
+            make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=ceiling)),
+            messages=seen,
+            head=0,
+            name=name_reference,
         )
         first = []
         for _ in range(ROUNDS):

@@ -72,27 +72,27 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 585_851, 341_143
+MOST_TOKENS, MOST_CORE_TOKENS = 582_261, 337_910
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_605,
     "proxy/cli": 35_364,
     "proxy/config": 11_134,
-    "proxy/context": 74_848,
+    "proxy/context": 74_011,
     "proxy/demo": 6_673,
     "proxy/doctor": 4_923,
-    "proxy/engine": 184_642,
-    "proxy/model": 11_910,
+    "proxy/engine": 182_145,
+    "proxy/model": 11_815,
     "proxy/read": 27_428,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_714,
     "proxy/server": 28_442,
-    "proxy/store": 60_550,
+    "proxy/store": 60_509,
     "proxy/telemetry": 8_408,
     "proxy/transcripts": 9_818,
     "proxy/trial": 8_983,
     "proxy/upstream": 13_606,
-    "proxy/wire": 61_374,
-    "proxy/worker": 7_142,
+    "proxy/wire": 61_268,
+    "proxy/worker": 7_128,
 }
 MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 22, 152, 140
 # Names of the SDK that its specification has fixed.

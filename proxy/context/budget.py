@@ -10,9 +10,10 @@ from fnmatch import fnmatchcase
 from operator import itemgetter
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.model_catalog import Family
+from proxy.model import Value
 from proxy.model.card import UNPRICED, Prices
 from proxy.model.epoch import Pressure
 
@@ -47,6 +48,9 @@ _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")
 _REFERRING = re.compile(rb'"(?:file_id|file_url|image_url|url)"\s*:\s*"(?!data:)')
 # Tokens that are counted for what a template puts around a message.
 MESSAGE_FRAME = 4
+Count = Callable[[str], int]
+"""Counts the tokens of a text."""
+
 # Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
 # opening of the response.
 _ADDED_BY_PROVIDER = 1024
@@ -90,7 +94,7 @@ _MEMORY_MARK = MemoryMark()
 _ASSUMED_WINDOW = 200_000
 
 
-class Budget(msgspec.Struct, frozen=True, gc=False):
+class Budget(Value):
     """The marks of one request, in tokens. A window of None is unknown.
 
     All shares are of `usable`. `lifted` are tokens of the preamble that do not count: the marks are higher by them.
@@ -138,7 +142,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         lifted = int(wished if self.most is None else min(wished, self.most - self.usable))
         if lifted <= 0 or not self.usable:
             return self
-        return msgspec.structs.replace(self, soft=self.soft + lifted, lifted=lifted)
+        return replace(self, soft=self.soft + lifted, lifted=lifted)
 
     def lower(self, lifted: int) -> "Budget":
         """Return this budget for a request that counts as so many tokens less."""
@@ -363,7 +367,7 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
-class TokenRatio(msgspec.Struct, frozen=True, gc=False):
+class TokenRatio(Value):
     """The tokens that a model counts for each of ours: an exponential moving average of its reported usage.
 
     Before any report it is the result of `guess_ratio`.

@@ -4,13 +4,13 @@ A plan has a ledger, the messages that must stay, and the newest steps. Building
 or goes as a whole. The user's last message, pinned messages and those that no model has seen stay verbatim if possible.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.answered_turns import keep_pairs
-from proxy.context.budget import MESSAGE_FRAME, find_cap
+from proxy.context.budget import MESSAGE_FRAME, Count, find_cap
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
@@ -76,6 +76,7 @@ from proxy.context.user_messages import (
     prune_led,
 )
 from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
+from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Rung
 from proxy.model.messages import BESIDE
 
@@ -109,7 +110,7 @@ _LEAST_MORE = 100
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
 
 
-class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
+class _ProtectionLevel(Value):
     """A level of protection: how much of a conversation stays."""
 
     groups: int  # newest groups with calls
@@ -140,7 +141,7 @@ _LAST_LEVELS = (
 )
 
 
-class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
+class _KeptMessages(Value):
     """The messages that stay at a level of protection."""
 
     least: int  # the first step of the tail
@@ -152,7 +153,7 @@ class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
     missing: Mapping[int, int]  # tokens of prose that older steps of the user lack, by step; of all that stay
 
 
-class _ChosenSteps(msgspec.Struct, frozen=True, gc=False):
+class _ChosenSteps(Value):
     """The steps that are sent though they need not stay: all from `tail` on.
 
     `marked` are replaced outputs among them, by place, `pruned` those whose tombstones name words of them.
@@ -173,7 +174,7 @@ class ContextBuilder:
     def __init__(
         self,
         policy: BuilderPolicy,
-        count: Callable[[str], int],
+        count: Count,
         find: FeatureExtractor = extract_features,
         parse: OutlineParser | None = None,
     ) -> None:
@@ -296,7 +297,7 @@ class ContextBuilder:
             else:
                 marked |= list_shortened([form])
             tokens -= count_saved_tokens(index, {place: marked[place]}, self._count) - before
-        return msgspec.structs.replace(kept, marked=marked, tokens=tokens)
+        return replace(kept, marked=marked, tokens=tokens)
 
     def _keep(
         self, view: PlanRequest, index: ConversationIndex, words: UserForms, level: _ProtectionLevel
@@ -369,14 +370,14 @@ class ContextBuilder:
         gone = set(range(steps.tail)) - kept.staying - carried.told
         told_otherwise = sum(index.steps[i].tokens for i in gone) + sum(kept.missing.values())
         if not carried.ledgers and told_otherwise <= ledger.tokens:
-            steps = msgspec.structs.replace(steps, tail=0)
+            steps = replace(steps, tail=0)
             ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         marked = {**_select_marked(index, kept, steps), **steps.marked}
         for place, words in ledger.words.items():
             marked[place] = name_words(view, index, place, words, kept.marked.get(place))
         reports = reports if ledger.sections else ()
         draft = PlanDraft(steps.tail, kept.staying, ledger, marked, carried, reports, 0, kept.tokens)
-        draft = msgspec.structs.replace(draft, tokens=count_draft(index, draft, self._count))
+        draft = replace(draft, tokens=count_draft(index, draft, self._count))
         return self._fill(view, index, draft, low - view.head)
 
     def _choose_steps(
@@ -450,7 +451,7 @@ class ContextBuilder:
     def _replace(
         self, index: ConversationIndex, words: UserForms, large: Mapping[int, ReplacedMessage]
     ) -> tuple[ConversationIndex, UserForms]:
-        words = msgspec.structs.replace(words, large={**words.large, **large})
+        words = replace(words, large={**words.large, **large})
         return replace_messages(index, large, self._count), words
 
     def _cut_new(self, view: PlanRequest, index: ConversationIndex, words: UserForms) -> dict[int, ReplacedMessage]:
@@ -531,7 +532,7 @@ class ContextBuilder:
             made = self._cut(view, index, place, self._count(marked[place].edit.text) + left)
             tokens += self._count(made.edit.text) - self._count(marked[place].edit.text)
             marked[place] = made
-        return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
+        return replace(draft, marked=marked, tokens=tokens)
 
     def _list_ways(
         self, view: PlanRequest, index: ConversationIndex, draft: PlanDraft, most: int, missing: float

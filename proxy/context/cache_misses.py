@@ -9,9 +9,8 @@ missed.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from proxy.context.provider_cache import CacheModel
+from proxy.model import Value
 from proxy.model.epoch import Plan
 from proxy.model.exchange import MissCause, Usage
 from proxy.model.lineage import LAYER_SIZE, LAYERS, Layer, count_shared_nodes
@@ -26,7 +25,7 @@ _MOST_ENDS = 16
 _LONG = 2
 
 
-class SentPrompt(msgspec.Struct, frozen=True, gc=False):
+class SentPrompt(Value):
     """A prompt that was sent, and the usage that came back.
 
     `nodes` are those of the client's messages, `layers` as in `Step`. `rewriting` names what was sent in place of the
@@ -91,7 +90,7 @@ class PromptTrail:
         self.weight = sum([len(end.nodes) for end in self._ends])
 
 
-class CacheUse(msgspec.Struct, frozen=True, gc=False):
+class CacheUse(Value):
     """What a prompt read of a provider's cache, in tokens as the provider counted them.
 
     `expected` should have been read. `missed` and the `cause` are set where clearly less was. `place` is the number of

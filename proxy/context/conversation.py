@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import Budget, take_fitting
 from proxy.context.message_features import (
@@ -29,7 +29,8 @@ from proxy.context.verbatim import (
     find_verbatim,
     split_groups,
 )
-from proxy.model.epoch import ContextPlan, Strategy
+from proxy.model import Value
+from proxy.model.epoch import ContextPlan, Epoch, Strategy
 from proxy.model.messages import MOST_BESIDE, Message, MessageStructure
 
 
@@ -61,7 +62,7 @@ class BuilderPolicy:
     is_tail_text: bool = False
 
 
-class CountedMessage(msgspec.Struct, frozen=True, gc=False):
+class CountedMessage(Value):
     """A message with its structure and its tokens."""
 
     message: Message
@@ -69,7 +70,7 @@ class CountedMessage(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class LiveSummary(msgspec.Struct, frozen=True, gc=False):
+class LiveSummary(Value):
     """A summary that applies to this conversation, of its messages from `start` up to `stop`.
 
     `tokens` are its own. `block` is the raw message that is sent for it if its provider wrote it (`epoch.Compacted`).
@@ -83,41 +84,55 @@ class LiveSummary(msgspec.Struct, frozen=True, gc=False):
     block: str = ""
 
 
-class MemoryText(msgspec.Struct, frozen=True, gc=False):
+class MemoryText(Value):
     """What a model is shown of memory, and of how many of the first messages, whole turns, memory has been made."""
 
     text: str
     covered: int
 
 
-class PlanRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request for a plan: the whole conversation as the client has it, without its preamble, and the budget.
+class PlanInputs(Value):
+    """What a plan depends on besides the conversation.
+
+    `goal`, if set, is the budget by which the size of ledgers and the number of old steps that stay are measured; all
+    else is measured by `budget`.
+    """
+
+    budget: Budget
+    epoch: Epoch | None = None  # the active one, which the plan carries on
+    pinned: frozenset[int] = frozenset()  # places of messages that must stay
+    reports: Sequence[LiveSummary] = ()  # the summaries that apply, oldest first, without overlaps
+    goal: Budget | None = None
+    depth: int = 0  # pairs of epochs in a row that left too little room: a plan has to free more with each
+    must_fit: bool = False  # a request above the budget would be refused
+    is_bound: bool = False  # signed reasoning does not stay
+    growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
+    excluded: tuple[str, ...] = ()  # names of further tools whose outputs stay, since the client asks for it
+    has_tool: bool = False  # the model will have the tool to recall
+    is_alternating: bool = False  # as if the settings had `strict_alternation`
+    recalled: Mapping[int, int] = {}  # tokens of the hidden rounds behind messages, by index
+    memory: MemoryText | None = None  # of the strategy `snapshot`
+    # The planner adds what the request itself says.
+    sent: int | None = None  # messages that were sent before, None if that does not tell what a model has seen
+    unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
+    is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too
+    needs_thinking: bool = False  # a turn under way has to begin with thinking
+    needs_json: bool = False  # the upstream refuses the request without the word "JSON" in it
+    strategy: Strategy = "epochs"
+    sentences: Mapping[str, str] = {}  # about outputs, by the hexadecimal SHA-256 of their text
+
+
+class PlanRequest(PlanInputs, kw_only=True):
+    """A request for a plan: the whole conversation as the client has it, without its preamble, and the inputs.
 
     `name(start, stop, offset)` returns the id of a reference to the messages from `start` up to `stop`, from the
-    character `offset` of their text on. Equal arguments have equal ids. `goal`, if set, is the budget by which the size
-    of ledgers and the number of old steps that stay are measured; all else is measured by `budget`.
+    character `offset` of their text on. Equal arguments have equal ids.
     """
 
     messages: Sequence[CountedMessage]
     head: int  # tokens of the preamble (system messages, tools)
-    budget: Budget
     name: Callable[[int, int, int], str]
-    pinned: frozenset[int] = frozenset()  # places of messages that must stay
     frozen: ContextPlan | None = None  # the plan of the active epoch
-    reports: Sequence[LiveSummary] = ()  # the summaries that apply, oldest first, without overlaps
-    goal: Budget | None = None
-    sent: int | None = None  # messages that were sent before, None if that does not tell what a model has seen
-    depth: int = 0  # pairs of epochs in a row that left too little room: a plan has to free more with each
-    must_fit: bool = False  # a request above the budget would be refused
-    unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
-    is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too
-    needs_thinking: bool = False  # a turn under way has to begin with thinking
-    excluded: tuple[str, ...] = ()  # names of further tools whose outputs stay, since the client asks for it
-    growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
-    has_tool: bool = False  # the model will have the tool to recall
-    strategy: Strategy = "epochs"
-    memory: MemoryText | None = None  # of the strategy `snapshot`
-    sentences: Mapping[str, str] = {}  # about outputs, by the hexadecimal SHA-256 of their text
 
 
 _DIGITS = re.compile(r"\d+")
@@ -159,7 +174,7 @@ _REFERS = re.compile(
 _REMINDER_TAG = re.compile(r"<(?:[\w-]{0,40}reminder|environment_details|environment_context)\b", re.IGNORECASE)
 
 
-class AgentStep(Group, frozen=True, gc=False):
+class AgentStep(Group):
     """A group of messages with its size. `turn` is the number of user turns so far."""
 
     tokens: int
@@ -167,7 +182,7 @@ class AgentStep(Group, frozen=True, gc=False):
     turn: int
 
 
-class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
+class ConversationIndex(Value):
     """An indexed conversation. Steps are given by their index in `steps`."""
 
     messages: Sequence[CountedMessage]
@@ -328,7 +343,7 @@ def _find_client_messages(messages: Sequence[CountedMessage]) -> ClientMessages:
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
     """Return an index in which messages after the first `sent` are fresh, too. For None it stays the same."""
     fresh = _find_step(seen.steps, find_unanswered([each.structure for each in seen.messages], sent))
-    return seen if fresh == seen.fresh else msgspec.structs.replace(seen, fresh=fresh)
+    return seen if fresh == seen.fresh else replace(seen, fresh=fresh)
 
 
 def add_paired(index: ConversationIndex, least: int, staying: frozenset[int]) -> frozenset[int]:

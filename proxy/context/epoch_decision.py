@@ -11,14 +11,13 @@ losses of sessions that end after an epoch (figures in `docs/savings.md`).
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 
-import msgspec
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget
 from proxy.context.pricing import Tariff
+from proxy.model import Value
 from proxy.model.epoch import Epoch, EpochReason, Pressure
 
 MAX_INEFFECTIVE = 2
@@ -28,7 +27,7 @@ _MARGIN_PERCENT = 3
 _MIN_FREED_SHARE = 0.1
 
 
-class CacheCostAccount(msgspec.Struct, frozen=True, gc=False):
+class CacheCostAccount(Value):
     """The cost, for one branch and view, of not opening an epoch. It is immutable: each event makes a new account."""
 
     base: int = 0  # tokens right after the last epoch, 0 before the first
@@ -53,7 +52,7 @@ class CacheCostAccount(msgspec.Struct, frozen=True, gc=False):
         return None if self.sent_at is None else max(0.0, now - self.sent_at)
 
 
-class SentTokens(msgspec.Struct, frozen=True, gc=False):
+class SentTokens(Value):
     """The token counts of a request that was sent."""
 
     tokens: int
@@ -173,7 +172,7 @@ OBSTACLES = frozenset({UNREAD, LATE, SENT_BEFORE, REFUSED, MUST_STAY})
 """The reasons why no epoch opens though a request's size and price call for one."""
 
 
-class RequestFacts(msgspec.Struct, frozen=True, gc=False):
+class RequestFacts(Value):
     """The facts about a request before it is sent."""
 
     tokens: int  # without a new epoch
@@ -209,7 +208,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
         return account.find_target(self.low) if self.planned is None else self.planned
 
 
-class Decision(msgspec.Struct, frozen=True, gc=False):
+class Decision(Value):
     """The decision on an epoch: `why` one opens, or None and the `reason` in words."""
 
     why: EpochReason | None
@@ -361,8 +360,7 @@ _BITS = 53  # the precision of a float, so that nothing is rounded up to 1
 _WHOLE = 1 << _BITS
 
 
-@dataclass(frozen=True, slots=True)
-class Holdout:
+class Holdout(Value):
     """The held-out sessions: those whose hash is below `fraction`. The `secret` is the log's, so they never change."""
 
     fraction: float = 0.0

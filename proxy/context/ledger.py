@@ -8,11 +8,9 @@ like a tool call.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
-from proxy.context.budget import MESSAGE_FRAME
+from proxy.context.budget import MESSAGE_FRAME, Count
 from proxy.context.conversation import AgentStep, ConversationIndex, read_words
 from proxy.context.message_features import find_content, is_not_done
 from proxy.context.references import (
@@ -25,11 +23,12 @@ from proxy.context.references import (
     render_words,
     sanitize_text,
 )
+from proxy.model import Value
 from proxy.model.epoch import Compacted, ContextPlan, Reference, Written
 from proxy.model.messages import LEDGER_HEAD, ToolCall
 
 
-class Page(msgspec.Struct, frozen=True, gc=False):
+class Page(Value):
     """A range of steps, `first` and `last` included, that one reference refers to.
 
     `start` and `stop` delimit its messages, `stop` excluded; `offset` is the character of their text at which the page
@@ -113,7 +112,7 @@ def choose_header(*, has_calls: bool, has_tool: bool) -> str:
 _LONGEST_QUOTE, _LONGEST_TOOL, _LONGEST_SAID, _LONGEST_OUTCOME = 200, 40, 600, 60
 
 
-class LedgerLine(msgspec.Struct, frozen=True, gc=False):
+class LedgerLine(Value):
     """A line of the ledger: what it tells of the steps `first` to `last`, both included.
 
     `references` are those of the pages of their original, or of a `range` of steps of which this is the first line.
@@ -171,7 +170,7 @@ _LONGEST_PATH = 400
 _CHANGE_DIRECTORY = re.compile(r"cd [\w./~-]+ && ")
 
 
-class StepDetail(msgspec.Struct, frozen=True, gc=False):
+class StepDetail(Value):
     """How much of a step its line tells: words that the assistant said, and characters of a call's arguments.
 
     `effects` are the characters where the call changed something, `answer` the words where there is no call.
@@ -191,7 +190,7 @@ _LEAST_OUTPUTS, _USUAL_SHARE, _LEAST_ALIKE, _LONGEST_WRAPPER, _HEAD = 8, 0.8, 3,
 _DIGITS = re.compile(r"\d+")
 
 
-class UnusualOutputs(msgspec.Struct, frozen=True, gc=False):
+class UnusualOutputs(Value):
     """Outputs that say by themselves how a call ended: `shown` has the first line of each, by place.
 
     `refused` has the calls that were not carried out, by their place and id.
@@ -292,7 +291,7 @@ def _format_outcome(index: ConversationIndex, places: range, unusual: UnusualOut
     return f" → {cut_at_word(shown, _LONGEST_OUTCOME) if shown else count}"
 
 
-class StepRun(msgspec.Struct, frozen=True, gc=False):
+class StepRun(Value):
     """Removed steps that have one line: a single step, a run of equal ones, or a turn of the user and its answer.
 
     `is_talk`: no calls are made in them.
@@ -359,7 +358,7 @@ _FIRST_LEAST, _NEXT_LEAST = 4000, 400
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
-class CarriedLedgers(msgspec.Struct, frozen=True, gc=False):
+class CarriedLedgers(Value):
     """The ledgers and summaries of the active plan that the next plan keeps, with their tokens and references.
 
     `told` are the steps that they cover, `room` are the tokens for a new ledger behind them, and `reported` are the
@@ -383,7 +382,7 @@ NO_LEDGERS = CarriedLedgers((), 0, (), frozenset(), 0.0)
 
 
 def carry_ledgers(
-    index: ConversationIndex, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
+    index: ConversationIndex, frozen: ContextPlan | None, tail: int, room: float, count: Count
 ) -> CarriedLedgers:
     """Return the ledgers and summaries of the active plan that the next plan keeps.
 
@@ -417,7 +416,7 @@ def _find_covered_steps(index: ConversationIndex, frozen: ContextPlan, stop: int
     return frozenset(i for i, step in enumerate(index.steps) if step.stop <= stop and kept.isdisjoint(step.places))
 
 
-class _ToldAnswer(msgspec.Struct, frozen=True, gc=False):
+class _ToldAnswer(Value):
     """An output, and the place and the index of its call in that message; a message may have several outputs."""
 
     place: int

@@ -10,9 +10,9 @@ from functools import cache
 from itertools import zip_longest
 from math import inf
 
-import msgspec
+from msgspec.structs import replace
 
-from proxy.context.budget import MESSAGE_FRAME, take_fitting
+from proxy.context.budget import MESSAGE_FRAME, Count, take_fitting
 from proxy.context.conversation import AgentStep, ConversationIndex, PlanRequest, read_words
 from proxy.context.ledger import (
     BRIEF,
@@ -45,6 +45,7 @@ from proxy.context.word_ranking import (
     order_identifiers,
     order_quotes,
 )
+from proxy.model import Value
 from proxy.model.epoch import Reference, Written
 
 # Shares of a ledger's tokens: for lines that tell steps, of these for the user's turns, and for quoted lines.
@@ -76,7 +77,7 @@ _FULL = 0.97
 _MOST_STRETCHED = 1.3
 
 
-class LedgerScope(msgspec.Struct, frozen=True, gc=False):
+class LedgerScope(Value):
     """The steps that a ledger has to cover.
 
     `tail` is the step from which on all is sent, `staying` are the steps before it that are sent in any case, and
@@ -95,7 +96,7 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     named: Mapping[int, str] = {}
 
 
-class Ledger(msgspec.Struct, frozen=True, gc=False):
+class Ledger(Value):
     """The new sections of the ledger, the references that they name, and their tokens; none where nothing is removed.
 
     `words` has identifiers of messages that tombstones replace, by their index.
@@ -107,9 +108,7 @@ class Ledger(msgspec.Struct, frozen=True, gc=False):
     words: Mapping[int, Sequence[str]] = {}
 
 
-def build_ledger(
-    view: PlanRequest, index: ConversationIndex, scope: LedgerScope, count: Callable[[str], int]
-) -> Ledger:
+def build_ledger(view: PlanRequest, index: ConversationIndex, scope: LedgerScope, count: Count) -> Ledger:
     """Build the ledger of all steps before the tail that are not sent otherwise, with the rules that would be lost."""
     gone = frozenset(range(scope.tail)) - scope.staying - scope.carried.told
     # Rules have a budget of their own: the user's words must not be displaced by other content.
@@ -128,7 +127,7 @@ def build_ledger(
     return made
 
 
-class _Material(msgspec.Struct, frozen=True, gc=False):
+class _Material(Value):
     """The candidates for a ledger: blocks, oldest first, and words and quotes in the order of their usefulness.
 
     `owner` has the step of each message, `gone` are the removed steps. `acts` are the numbers of the blocks that
@@ -174,7 +173,7 @@ def _collect_material(
     return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, gone, acts, format_block)
 
 
-def _write(material: _Material, room: float, rules: str, count: Callable[[str], int]) -> Ledger:
+def _write(material: _Material, room: float, rules: str, count: Count) -> Ledger:
     """Write a ledger of about `room` tokens; the user's rules are additional."""
     is_first = not material.scope.carried.ledgers
     room -= _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
@@ -191,7 +190,7 @@ def _write(material: _Material, room: float, rules: str, count: Callable[[str], 
     room -= sum(estimate_tokens_of_word(quote.line) + _QUOTE_TOKENS for quote in quotes)
     lines = _add_quotes(lines, quotes)
     words, pruned = _choose_words(material, lines, room)
-    lines = [msgspec.structs.replace(line, words=words.get(n, ())) for n, line in enumerate(lines)]
+    lines = [replace(line, words=words.get(n, ())) for n, line in enumerate(lines)]
     lines = list(_name_ranges(material, lines))
     sections = _render_sections(material, lines, rules, is_first=is_first, most=number)
     references = tuple([each for line in lines for each in line.references])
@@ -434,7 +433,7 @@ def _name_range(material: _Material, talk: Sequence[LedgerLine]) -> Iterator[Led
     note = f"· {first + 1}-{last + 1}" if named and (first, last) != (head.first, head.last) else ""
     if told and counted and (named or len(told) < len(talk)):
         note = f"· {first + 1}-{last + 1} with {counted}"
-    head = msgspec.structs.replace(head, references=named, range=note)
+    head = replace(head, references=named, range=note)
     if named or not head.is_bare:
         yield head
     yield from told[1:]
@@ -513,9 +512,7 @@ def _add_quotes(lines: Sequence[LedgerLine], quotes: Iterable[QuotedLine]) -> li
     for quote in quotes:
         said.setdefault(quote.step, []).append(quote.line)
     return [
-        msgspec.structs.replace(
-            line, quotes=[each for i in range(line.first, line.last + 1) for each in said.get(i, ())]
-        )
+        replace(line, quotes=[each for i in range(line.first, line.last + 1) for each in said.get(i, ())])
         for line in lines
     ]
 

@@ -6,10 +6,11 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.read_only import list_listed_commands, only_reads, read_arguments
 from proxy.context.references import list_argument_lines, render_message
+from proxy.model import Value
 from proxy.model.messages import Message, ToolCall
 
 _SHORTEST, _LONGEST = 4, 120
@@ -167,7 +168,7 @@ _ERROR_LAST = re.compile(
 )
 
 
-class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
+class MessageFeatures(Value):
     """The features of a message."""
 
     words: tuple[str, ...]  # its identifiers
@@ -188,7 +189,7 @@ FeatureExtractor = Callable[[Message], MessageFeatures]
 def extract_features(message: Message) -> MessageFeatures:
     """Return the features of a message."""
     typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
-    return msgspec.structs.replace(
+    return replace(
         extract_features_without_identifiers(message),
         words=list_identifiers("\n".join((message.text, *typed))),
     )

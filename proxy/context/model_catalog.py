@@ -7,11 +7,11 @@ tokens"; a size that the request does not state counts as the largest of the rul
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import Literal, TypeVar
 
+from proxy.model import Value
 from proxy.model.card import UNPRICED, Card, Limit, Offer, Source
 from proxy.model.messages import Medium
 
@@ -29,8 +29,7 @@ _OLD_OPENAI = re.compile(r"gpt-(?:4(?![o.\d])|3\.5|35)|text-embedding-(?:3|ada)"
 _OPENAI = re.compile(r"(?:chat)?gpt|o\d|codex|davinci|text-embedding-")
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Value):
     """A vendor's rules and an encoding for a model's tokens. `is_exact`: the encoding is the model's own."""
 
     vendor: Vendor

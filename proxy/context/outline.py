@@ -15,6 +15,8 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
+from proxy.model import Value
+
 _MOST_NESTED = 60
 _SAMPLE = 200_000
 _ESCAPE = re.compile(r"\\[^\n]")
@@ -330,7 +332,7 @@ OutlineParser = Callable[[str, str], list[str]]
 """A parser of a text and its kind (a file extension) to lines of structure; none where it finds no structure."""
 
 
-class Outline(msgspec.Struct, frozen=True, gc=False):
+class Outline(Value):
     """An outline: the kind of a content (`unknown` where it is not detected), its number of lines and its structure.
 
     `shows` says what the structure is: that, or the first and last lines, or nothing where the content is no text.
@@ -342,7 +344,7 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
     shows: Literal["structure", "preview", "nothing"] = "structure"
 
 
-class OutlineJob(msgspec.Struct, frozen=True, gc=False, tag="outline"):
+class OutlineJob(Value, tag="outline"):
     """A content to outline in the worker process, and its path."""
 
     text: str

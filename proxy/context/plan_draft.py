@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
-import msgspec
+from msgspec.structs import replace
 
-from proxy.context.budget import MESSAGE_FRAME, take_fitting
+from proxy.context.budget import MESSAGE_FRAME, Count, take_fitting
 from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn, find_spoken
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
 from proxy.context.ledger_builder import Ledger
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
+from proxy.model import Value
 from proxy.model.epoch import Compacted, ContextPlan, Edit, Kept, Reference, Rung, Written
 
 # The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
@@ -21,7 +22,7 @@ _COMPACTED_SHARE = 0.2
 Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
 
 
-class PlanDraft(msgspec.Struct, frozen=True, gc=False):
+class PlanDraft(Value):
     """A draft of a plan."""
 
     tail: int  # the step at which the tail begins
@@ -41,7 +42,7 @@ def shrink_draft(
     ways: Iterable[tuple[int, Replacement]],
     *,
     most: float,
-    count: Callable[[str], int],
+    count: Count,
 ) -> PlanDraft:
     """Return the draft with messages replaced in the order of `ways`, until it has at most `most` tokens."""
     tokens = draft.tokens
@@ -55,7 +56,7 @@ def shrink_draft(
         if gained > 0:
             tokens -= gained
             marked[place] = made
-    return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
+    return replace(draft, marked=marked, tokens=tokens)
 
 
 def list_replaceable(index: ConversationIndex, draft: PlanDraft) -> list[int]:
@@ -75,7 +76,7 @@ def _list_own(index: ConversationIndex) -> Iterator[int]:
         yield from () if find_spoken(index, i) else index.steps[i].places
 
 
-def count_draft(index: ConversationIndex, draft: PlanDraft, count: Callable[[str], int]) -> int:
+def count_draft(index: ConversationIndex, draft: PlanDraft, count: Count) -> int:
     """Return the tokens of a draft, without the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
     tokens -= count_saved_tokens(index, draft.marked, count)
@@ -83,7 +84,7 @@ def count_draft(index: ConversationIndex, draft: PlanDraft, count: Callable[[str
     return tokens + draft.carried.tokens + draft.ledger.tokens
 
 
-def count_report(report: Written, count: Callable[[str], int]) -> int:
+def count_report(report: Written, count: Count) -> int:
     """Return the tokens of a summary as it is sent."""
     return report.tokens if isinstance(report, Compacted) else count(report.text) + MESSAGE_FRAME
 

@@ -5,7 +5,6 @@ whose prices no source states is managed like the others. Money is reported only
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, isfinite, sqrt
 
@@ -14,6 +13,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.cache_misses import CacheUse
 from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
+from proxy.model import Value
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
@@ -26,7 +26,7 @@ _SMALLEST = 0.00005  # of an amount with four digits
 _MAX_RATIO = 1e6
 
 
-class Tariff(msgspec.Struct, frozen=True, gc=False):
+class Tariff(Value):
     """Prices in multiples of one token of uncached input, and the cache that they belong to.
 
     `read_share`: the share of what the cache should hold that is really read. `survival`: the share that is read of
@@ -103,7 +103,7 @@ def _clamp_finite(value: float, otherwise: float) -> float:
     return min(max(0.0, value), _MAX_RATIO) if isfinite(value) else otherwise
 
 
-class Cost(msgspec.Struct, frozen=True, gc=False):
+class Cost(Value):
     """A cost in tokens of uncached input and in money; money is None where part of it has prices no source states."""
 
     tokens: float = 0.0
@@ -174,7 +174,7 @@ def price_missed(use: CacheUse, usage: Usage, card: Card, cache: CacheModel = UN
     return price_usage(Usage(usage.input, 0, read, written), card, cache) - price_usage(ideal, card, cache)
 
 
-class OwnUsage(msgspec.Struct, frozen=True, gc=False):
+class OwnUsage(Value):
     """What the client's own request would have used, and what was used; what was read is estimated if untold.
 
     `size` are the tokens of the client's own request, of which `own` counts as many as the window takes.
@@ -260,7 +260,7 @@ def price_estimate(saving: float | None, card: Card) -> Cost | None:
     return Cost(saving, saving * card.prices.rates.input if card.prices_source else None)
 
 
-class RequestSizes(msgspec.Struct, frozen=True, gc=False):
+class RequestSizes(Value):
     """Sizes of a request as the client made it and as it was sent, in tokens as counted here.
 
     `client_read`: the tokens that the client's own request would have read from the cache. `sent_read`: those that were
@@ -273,8 +273,7 @@ class RequestSizes(msgspec.Struct, frozen=True, gc=False):
     sent_read: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RevertPrice:
+class RevertPrice(Value):
     """The extra price of a revert: `once` with the next request, `each` with every later one.
 
     `tokens` are those of a request after the revert. `is_lasting`: the request stays below the high mark, at which an
@@ -328,8 +327,7 @@ then cover in 93 % of cases."""
 _Z = 1.959964  # the normal distribution's quantile of 97.5 %
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Value):
     """The share of costs that is saved, negative where the treated cost more, and its 95 % interval `low` to `high`."""
 
     saving: float
@@ -337,8 +335,7 @@ class Comparison:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class _ArmCosts:
+class _ArmCosts(Value):
     """The mean cost of a session, the variance `spread` of that mean's logarithm, and its degrees of freedom."""
 
     mean: float

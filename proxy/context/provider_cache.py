@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-import msgspec
 from msgspec.structs import replace
 
+from proxy.model import Value
 from proxy.model.card import UNASKED, CacheFacts, CacheKind, CacheTerms
 
 # A lifetime runs from the last use, and a provider's clock starts later than ours.
@@ -19,7 +19,7 @@ _TTL = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-class CacheModel(msgspec.Struct, frozen=True, gc=False):
+class CacheModel(Value):
     """The cache of one model at one upstream, for requests with the same terms.
 
     `retention`: the seconds without a read after which content is surely evicted. `is_used` is False where a request
@@ -179,7 +179,7 @@ _MANY_MISSES = 4
 _LEAST_MISSED = 4096
 
 
-class Calibration(msgspec.Struct, frozen=True, gc=False):
+class Calibration(Value):
     """The learned behaviour of a cache.
 
     `read`: the share that was read of what should have been. `survival`: the share that was read of what precedes an

@@ -7,10 +7,12 @@ call. The original of given messages never changes, because references start at 
 import hmac
 import re
 from base64 import b32encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from proxy.context.budget import Count
+from proxy.model import Value
 from proxy.model.messages import RECALL_TOOL, Message
 from proxy.model.parts import FileRefPart
 
@@ -133,7 +135,7 @@ _LONGEST_NAME = 80
 _LONGEST_LINE = 200
 
 
-class FileReference(msgspec.Struct, frozen=True, gc=False):
+class FileReference(Value):
     """A marker of a large content: its id, its origin (a path or a name), its kind and its size.
 
     `way` states in words how to obtain it again; it is empty where only the reference retrieves it. `excerpt` has its
@@ -151,7 +153,7 @@ class FileReference(msgspec.Struct, frozen=True, gc=False):
     excerpt: str = ""
 
 
-class Tombstone(msgspec.Struct, frozen=True, gc=False):
+class Tombstone(Value):
     """A marker of a tool's output: its id, the tool, its outcome and the number of its lines.
 
     `way` states in words how to obtain it again, `words` are identifiers of the output. `has_effects`: the call may
@@ -204,7 +206,7 @@ def render_file_part(part: FileRefPart) -> str:
 _CUT_SHARE = 0.95
 
 
-def cut_to_ends(text: str, room: float, count: Callable[[str], int], note: str = "") -> str:
+def cut_to_ends(text: str, room: float, count: Count, note: str = "") -> str:
     """Return the first and the last lines of a text, and a note between them, in at most `room` tokens.
 
     Without a `note` it states how much is missing. Where there is no room for anything else, the note is returned.

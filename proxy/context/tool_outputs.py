@@ -8,8 +8,9 @@ from hashlib import sha256
 from textwrap import wrap
 
 import msgspec
+from msgspec.structs import replace
 
-from proxy.context.budget import MESSAGE_FRAME, estimate_tokens, find_cap
+from proxy.context.budget import MESSAGE_FRAME, Count, estimate_tokens, find_cap
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
 from proxy.context.message_features import count_lines, find_outcome, is_not_done
 from proxy.context.outline import LONGEST_LINE, OutlineParser, outline
@@ -26,6 +27,7 @@ from proxy.context.references import (
     render_tombstone,
     sanitize_text,
 )
+from proxy.model import Value
 from proxy.model.epoch import Reference, Replaced
 from proxy.model.messages import BESIDE, MOST_BESIDE, ToolCall
 
@@ -41,7 +43,7 @@ _MAX_DEPTH = 32
 _EXCERPT_FRAME, _LEAST_EXCERPT = 12, 60
 
 
-class ReplacedMessage(msgspec.Struct, frozen=True, gc=False):
+class ReplacedMessage(Value):
     """A replacement of one message, and the references that its marker names."""
 
     edit: Replaced
@@ -92,7 +94,7 @@ def find_superseded(index: ConversationIndex) -> dict[int, int]:
     return overtaken
 
 
-class _Asked(msgspec.Struct, frozen=True, gc=False):
+class _Asked(Value):
     """A call that an output answers, its summary, and whether it may have changed something."""
 
     call: ToolCall
@@ -130,7 +132,7 @@ def _find_calls(index: ConversationIndex, place: int) -> list[_Asked]:
     return [found[id] for id in answers if id in found]
 
 
-class _Output(msgspec.Struct, frozen=True, gc=False):
+class _Output(Value):
     """An output of a tool: all that a message says, or one of its results. It is in the original from `start` on."""
 
     text: str
@@ -223,9 +225,7 @@ def shorten_message(view: PlanRequest, index: ConversationIndex, place: int) -> 
     return ReplacedMessage(Replaced(place, _append_parts(f"{text}…\n{note}", references), "shortened"), references)
 
 
-def trim_giants(
-    view: PlanRequest, index: ConversationIndex, share: float, count: Callable[[str], int]
-) -> dict[int, ReplacedMessage]:
+def trim_giants(view: PlanRequest, index: ConversationIndex, share: float, count: Count) -> dict[int, ReplacedMessage]:
     """Return what replaces messages of the assistant above a share of the usable tokens: their heads and tails."""
     most = share * view.budget.usable
     large = [
@@ -259,7 +259,7 @@ def trim_message(view: PlanRequest, index: ConversationIndex, place: int, most: 
     return ReplacedMessage(Replaced(place, "" if text == message.text else text, "shortened", arguments), references)
 
 
-class _TextCutter(msgspec.Struct, frozen=True, gc=False):
+class _TextCutter(Value):
     """A cutter of texts of more than `most` characters to half of that, with `note` where characters are missing."""
 
     most: int
@@ -302,7 +302,7 @@ def outline_output(
     *,
     has_outline: bool = True,
     parse: OutlineParser | None = None,
-    count: Callable[[str], int] = estimate_tokens,
+    count: Count = estimate_tokens,
 ) -> ReplacedMessage:
     """Replace an output that is too large to be sent again, or at all, by a file block.
 
@@ -331,10 +331,10 @@ def outline_output(
         if room > 0:
             is_too_long = count(text) + MESSAGE_FRAME > room
             has_preview = has_outline and seen.shows == "preview"
-            bare = msgspec.structs.replace(block, outline=() if is_too_long or has_preview else block.outline)
+            bare = replace(block, outline=() if is_too_long or has_preview else block.outline)
             left = room - MESSAGE_FRAME - _EXCERPT_FRAME - count(_append_parts(render_file(bare), references))
             if left >= _LEAST_EXCERPT and seen.shows != "nothing":
-                bare = msgspec.structs.replace(bare, excerpt=cut_to_ends(output.text, left, count))
+                bare = replace(bare, excerpt=cut_to_ends(output.text, left, count))
             if is_too_long or bare.excerpt:
                 text = _append_parts(render_file(bare), references)
         return text, references
@@ -347,7 +347,7 @@ def outline_output(
     made = _replace_outputs(
         index, place, max(cap, MIN_PRUNED_TOKENS), lambda output: write(output, cap, count(output.text))
     )
-    return msgspec.structs.replace(made, edit=msgspec.structs.replace(made.edit, kind="file"))
+    return replace(made, edit=replace(made.edit, kind="file"))
 
 
 def _find_path(asked: _Asked | None) -> str:
@@ -410,7 +410,7 @@ def select_sent(
 
 
 def replace_messages(
-    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
+    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Count
 ) -> ConversationIndex:
     """Return an index in which messages have the tokens of what replaces them."""
     if not marked:
@@ -418,19 +418,19 @@ def replace_messages(
     messages, steps, saved = list(index.messages), list(index.steps), dict(index.saved)
     for place, made in marked.items():
         more = count_saved_tokens(index, {place: made}, count)
-        messages[place] = msgspec.structs.replace(messages[place], tokens=messages[place].tokens - more)
+        messages[place] = replace(messages[place], tokens=messages[place].tokens - more)
         saved[place] = saved.get(place, 0) + more
     for i, step in enumerate(steps):
         if not marked.keys().isdisjoint(step.places):
-            steps[i] = msgspec.structs.replace(step, tokens=sum(messages[place].tokens for place in step.places))
-    return msgspec.structs.replace(index, messages=messages, steps=steps, saved=saved)
+            steps[i] = replace(step, tokens=sum(messages[place].tokens for place in step.places))
+    return replace(index, messages=messages, steps=steps, saved=saved)
 
 
 _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
 
 
 def prune_superseded(
-    view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, steps: range, count: Callable[[str], int]
+    view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, steps: range, count: Count
 ) -> dict[int, ReplacedMessage]:
     """Return tombstones for superseded outputs of these steps, by place; none where they would save too little."""
     if not policy.is_pruning or not steps:
@@ -446,14 +446,12 @@ def prune_superseded(
     )
 
 
-def count_saved_tokens(
-    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
-) -> int:
+def count_saved_tokens(index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Count) -> int:
     """Return the tokens that markers save, in addition to what replaces messages in the index already."""
     return sum(_count_saved(index, made, count) - index.saved.get(place, 0) for place, made in marked.items())
 
 
-def _count_saved(index: ConversationIndex, made: ReplacedMessage, count: Callable[[str], int]) -> int:
+def _count_saved(index: ConversationIndex, made: ReplacedMessage, count: Count) -> int:
     edit = made.edit
     seen = index.messages[edit.place]
     tokens = seen.tokens + index.saved.get(edit.place, 0)

@@ -7,16 +7,16 @@ Whatever is left out has a reference, or stands word for word in a newer turn th
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from math import ceil
 from types import MappingProxyType
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
-from proxy.context.budget import MESSAGE_FRAME, find_cap
+from proxy.context.budget import MESSAGE_FRAME, Count, find_cap
 from proxy.context.conversation import (
     ConversationIndex,
     PlanRequest,
@@ -34,6 +34,7 @@ from proxy.context.tool_outputs import (
     prune_output,
 )
 from proxy.context.user_rules import NewerLines, find_block_path, list_given
+from proxy.model import Value
 from proxy.model.epoch import Reference, Replaced
 from proxy.model.messages import BESIDE, Message
 
@@ -53,10 +54,8 @@ _CUT_LEVEL, _LEDGER_LEVEL = _BARE + 1, _BARE + 1 + len(_HEAD_LENGTHS)
 # Turns are shortened by this share of their room at once: each time invalidates the provider's cache for all behind.
 _STRIDE_SHARE = 0.25
 
-Count = Callable[[str], int]
 
-
-class UserMessageForm(msgspec.Struct, frozen=True):
+class UserMessageForm(Value):
     """A user turn in one of its forms, unchanged or with parts left out, and its tokens.
 
     `holders` has the steps of newer turns that contain a block, for each block that was left out because of them.
@@ -76,7 +75,7 @@ MessageForms = Mapping[int, tuple[UserMessageForm, ...]]
 """The forms of user turns by step, the longest form first."""
 
 
-class OlderMessages(msgspec.Struct, frozen=True, gc=False):
+class OlderMessages(Value):
     """The older turns that are sent as messages.
 
     `spare` are the tokens that they leave of their shares; 0 where all older turns are sent.
@@ -86,7 +85,7 @@ class OlderMessages(msgspec.Struct, frozen=True, gc=False):
     spare: float = 0.0
 
 
-class UserForms(msgspec.Struct, frozen=True, gc=False):
+class UserForms(Value):
     """The forms of the user's older turns, and of the second newest, and what replaces large messages, by place.
 
     `pasted` are the tokens of pasted blocks in the newest turns, by step.
@@ -252,7 +251,7 @@ def _make_forms(
         bare = _CutText(text, "", each.references) if holders else each
         form = make(bare, bare.text)
         if holders and form.edits:
-            form = msgspec.structs.replace(form, holders=holders, with_blocks=make(each, each.text))
+            form = replace(form, holders=holders, with_blocks=make(each, each.text))
         whole.append(form)
     longest = _LONGEST_SHARE * WHOLE_SHARE * view.budget.usable
     if whole[_BARE].tokens > longest:
@@ -263,7 +262,7 @@ def _make_forms(
 
 def _mark_cut(form: UserMessageForm, whole: UserMessageForm) -> UserMessageForm:
     """Return a form of which prose is missing if it is not the whole one."""
-    return form if form.edits == whole.edits and not whole.is_cut else msgspec.structs.replace(form, is_cut=True)
+    return form if form.edits == whole.edits and not whole.is_cut else replace(form, is_cut=True)
 
 
 _NOTES = (("[… ", " …]"), ("[FILE: ", "[/FILE]"))
@@ -352,7 +351,7 @@ def prune_led(view: PlanRequest, index: ConversationIndex, place: int) -> Replac
         return prune_output(view, index, place)
     several = index.messages[place].message.outputs
     outputs = tuple([each for each in sent.edit.arguments if several and each[0] != BESIDE])
-    return msgspec.structs.replace(sent, edit=msgspec.structs.replace(sent.edit, arguments=outputs))
+    return replace(sent, edit=replace(sent.edit, arguments=outputs))
 
 
 def name_words(
@@ -438,7 +437,7 @@ def _get_text(index: ConversationIndex, i: int) -> str:
     return index.messages[index.steps[i].start].message.text
 
 
-class _CutText(msgspec.Struct, frozen=True, gc=False):
+class _CutText(Value):
     """A user's text without some blocks, and with notes in their place; `references` are those of pasted blocks.
 
     `named` is the same with notes that name these: it needs no other mark. Empty where something else is left out.
@@ -449,7 +448,7 @@ class _CutText(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...] = ()
 
 
-class _PastedBlock(msgspec.Struct, frozen=True, gc=False):
+class _PastedBlock(Value):
     """A pasted block of a user's text, and its tokens."""
 
     start: int

@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
-import msgspec
-
 from proxy.context.budget import take_fitting
 from proxy.context.conversation import ConversationIndex, find_spoken, read_words
 from proxy.context.references import sanitize_text
+from proxy.model import Value
 from proxy.model.messages import Message
 
 _OPENING = re.compile(
@@ -136,7 +135,7 @@ _END = re.compile(
 )
 
 
-class Sentence(msgspec.Struct, frozen=True, gc=False):
+class Sentence(Value):
     """A verbatim sentence of the user, and the line that introduces it where it is an item of a list."""
 
     text: str
@@ -360,7 +359,7 @@ _RULE_INTRO = re.compile(
 )
 
 
-class Rule(msgspec.Struct, frozen=True, gc=False):
+class Rule(Value):
     """A rule in the user's words, the place of the message that states it, and the introduction that it begins with."""
 
     place: int

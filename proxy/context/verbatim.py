@@ -22,9 +22,8 @@ from functools import lru_cache
 from itertools import chain, islice
 from typing import Literal
 
-import msgspec
-
 from proxy.context.model_catalog import list_names, strip_cloud
+from proxy.model import Value
 from proxy.model.messages import LinkedMessage, MessageStructure, joins_run, list_run_starts
 
 RECENT_GROUPS, MIN_GROUPS = 3, 1
@@ -44,7 +43,7 @@ _EXAMPLES_END = re.compile(r"\s*I switched to a new code base\b")
 _FILES = re.compile(r"\s*(I have \*added these files|Here are some READ ONLY files)")
 
 
-class ClientMessages(msgspec.Struct, frozen=True, gc=False):
+class ClientMessages(Value):
     """The places of messages in the user's role that a client wrote.
 
     `files` are those of the newest ones that stand for the current content of files.
@@ -65,7 +64,7 @@ def find_client_messages(texts: Mapping[int, str]) -> ClientMessages:
 GroupKind = Literal["user", "system", "step"]
 
 
-class Group(msgspec.Struct, frozen=True, gc=False):
+class Group(Value):
     """The messages from `start` up to `stop`. `has_calls`: there is a call or a result among them."""
 
     start: int
@@ -79,7 +78,7 @@ class Group(msgspec.Struct, frozen=True, gc=False):
         return range(self.start, self.stop)
 
 
-class Verbatim(msgspec.Struct, frozen=True, gc=False):
+class Verbatim(Value):
     """The messages that stay: all from place `tail` on, and groups, newest first, which may lie in the tail."""
 
     tail: int

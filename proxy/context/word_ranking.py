@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import log, log2
 
-import msgspec
-
 from proxy.context.conversation import ConversationIndex
 from proxy.context.message_features import LINE_NUMBER, find_namespace, is_name, is_opaque, is_wrapper_line
 from proxy.context.references import list_argument_lines
+from proxy.model import Value
 from proxy.model.messages import Message
 
 _NEAR = 32_000
@@ -27,7 +26,7 @@ _IN_USED_FAMILY, _SEEN_AGAIN, _AGE = 0.5, 0.3, -0.25
 _LENGTH = 1.0
 
 
-class IdentifierIndex(msgspec.Struct, frozen=True, gc=False):
+class IdentifierIndex(Value):
     """The identifiers of a conversation, and how often and where they are used.
 
     `newest` is the index of the newest message that contains a word. `uses` counts the agent's messages that contain
@@ -125,7 +124,7 @@ _IN_LETTERS = re.compile(r"[A-Za-z]{3}")
 _LINE_TYPED, _LINE_AGAIN, _LINE_IMPORTED, _LINE_SAME_TURN, _LINE_AGE, _LINE_LENGTH = 1.0, 0.8, 2.0, 1.0, -0.15, 0.8
 
 
-class QuotedLine(msgspec.Struct, frozen=True, gc=False):
+class QuotedLine(Value):
     """A line and the newest step that contains it."""
 
     line: str

@@ -7,7 +7,9 @@ arrive. A `place` is the index of a message, counted from 0 after the preamble.
 
 from typing import Literal, get_args
 
-import msgspec
+from msgspec import json
+
+from proxy.model import Value
 
 SummaryKind = Literal["leaf", "condensed"]
 """A leaf summarises messages. A condensed summary summarises other summaries, its parents."""
@@ -16,7 +18,7 @@ SummaryLevel = Literal[1, 2, 3]
 """1: a structured report. 2: a short report of five fields. 3: assembled without a model, which never fails."""
 
 
-class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Summary(Value, tag=True, array_like=True):
     """A summary that replaces the messages from place `start` up to `stop`.
 
     `id` is also the id of a reference to those messages. It is unguessable, and the same for the same span, kind, level
@@ -81,13 +83,13 @@ turn, then the last turn.
 """
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Kept(Value, tag=True, array_like=True):
     """A message as the client sent it."""
 
     place: int
 
 
-class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Replaced(Value, tag=True, array_like=True):
     """A message whose text is replaced: by a tombstone, by a file block, or by parts of its own text.
 
     Images and other media beside the text stay, except in a tool's output and where a `tombstone` stands for them.
@@ -105,7 +107,7 @@ class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
     arguments: tuple[tuple[str, str], ...] = ()
 
 
-class Written(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Written(Value, tag=True, array_like=True):
     """A message that we wrote in place of those from `start` up to `stop`, some of which may still be kept.
 
     It is a ledger, or, with the id of a summary in `report`, that summary; a summary comes before the ledger of the
@@ -118,7 +120,7 @@ class Written(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     report: str = ""
 
 
-class Compacted(Written, frozen=True, gc=False, tag=True, array_like=True):
+class Compacted(Written, tag=True, array_like=True):
     """A message in which the provider has compacted the first `stop` messages: the summary `report`.
 
     It precedes all others, and the raw message `block` is sent as the provider wrote it; `text` is for people. Only the
@@ -130,9 +132,15 @@ class Compacted(Written, frozen=True, gc=False, tag=True, array_like=True):
 
 
 Edit = Kept | Replaced | Written | Compacted
+_decoder = json.Decoder(tuple[Edit, ...])
 
 
-class Reference(msgspec.Struct, frozen=True, gc=False, array_like=True):
+def decode_edits(edits: bytes) -> tuple[Edit, ...]:
+    """Parse the edits of an epoch. Raises ValueError, also for those of an erased epoch, which are empty."""
+    return _decoder.decode(edits)
+
+
+class Reference(Value, array_like=True):
     """A `ref:ID` in an edit that refers to the messages from `start` up to `stop`.
 
     It refers to their text, as `context/references` renders it, from the character `offset` on.
@@ -144,7 +152,7 @@ class Reference(msgspec.Struct, frozen=True, gc=False, array_like=True):
     offset: int = 0
 
 
-class ContextPlan(msgspec.Struct, frozen=True, gc=False):
+class ContextPlan(Value):
     """The edits that replace the first `through` messages, in the order they are sent. The rest is sent verbatim.
 
     `beyond` is 0 unless the messages that should stay leave no room for anything else; then it is their
@@ -160,7 +168,7 @@ class ContextPlan(msgspec.Struct, frozen=True, gc=False):
     beyond: int = 0
 
 
-class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Plan(Value, tag=True, array_like=True):
     """The decision for a round, recorded with it if there was anything to decide.
 
     `owed` is the balance of the view's ski-rental account after the round. `saving` is what the round saved compared
@@ -192,6 +200,9 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     soft: int = 0
 
 
+ReducedForm = Literal["alternating", "uncompacted", "untooled", "unsigned"]
+"""What an upstream may refuse of a rewritten request, and then gets it without: see `EpochReason`."""
+
 EpochReason = Literal[
     "soft",
     "hard",
@@ -218,7 +229,7 @@ messages joined to those of the user beside them, since the upstream refused tha
 epoch."""
 
 
-class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class Original(Value, array_like=True):
     """The messages that a reference refers to, as the log keeps them.
 
     `digests` are the SHA-256 of the raw messages, each of which the log has as content of the tenant. `place` is that
@@ -245,7 +256,7 @@ def name_file(reference: str) -> str:
     return f"file-{reference}"
 
 
-class ClearingTerms(msgspec.Struct, frozen=True, gc=False):
+class ClearingTerms(Value):
     """What a request asks the provider to clear of its context, in the words of Anthropic's API.
 
     `tool_uses` and `thinking` are the types of its edits, empty if it asks for none.
@@ -263,7 +274,7 @@ class ClearingTerms(msgspec.Struct, frozen=True, gc=False):
     unknown: tuple[str, ...] = ()  # names of options that are not understood
 
 
-class ClearedContext(msgspec.Struct, frozen=True, gc=False):
+class ClearedContext(Value):
     """What is not sent of the context that a client sent. Tokens are the model's; those of reasoning are estimated."""
 
     tool_uses: int = 0  # results that are not sent as they are
@@ -272,7 +283,7 @@ class ClearedContext(msgspec.Struct, frozen=True, gc=False):
     thinking_tokens: int = 0  # the part that is reasoning
 
 
-class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Epoch(Value, tag=True, array_like=True):
     """A rendering of the first `depth` messages of a session after its preamble.
 
     It applies to requests of the view `view` whose chain contains the node `through`, that of the last of these
@@ -306,7 +317,7 @@ class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
         return self.why in ("revert", "refused")
 
 
-class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Pin(Value, tag=True, array_like=True):
     """An order to keep a message unchanged, or to stop doing so. The newest pin of a node counts."""
 
     session: str
@@ -315,7 +326,7 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     at_ms: int
 
 
-class SourceNote(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class SourceNote(Value, tag=True, array_like=True):
     """What a request told of its newest message, which has this node: the kind of prompt source that it is."""
 
     session: str
@@ -324,7 +335,7 @@ class SourceNote(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=Tru
     kind: str
 
 
-class HiddenRound(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class HiddenRound(Value, array_like=True):
     """A round of an answer in which a model recalled: its raw messages, or items, and what our tool returned.
 
     `results` has pairs of the id of a call and a text. The last round may have none.
@@ -334,7 +345,7 @@ class HiddenRound(msgspec.Struct, frozen=True, gc=False, array_like=True):
     results: tuple[tuple[str, str], ...] = ()
 
 
-class Recalled(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Recalled(Value, tag=True, array_like=True):
     """The rounds of an answer in which a model recalled. The client has that answer without its recalling.
 
     The `count` messages of the client's that have the answer end with `node`. What is sent in their place, under an
@@ -351,7 +362,7 @@ class Recalled(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
     rounds: tuple[HiddenRound, ...]
 
 
-class StoredContext(msgspec.Struct, frozen=True, gc=False):
+class StoredContext(Value):
     """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
     `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows. `given_up`
@@ -369,7 +380,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     sources: tuple[SourceNote, ...] = ()
 
 
-class EpochUse(msgspec.Struct, frozen=True, gc=False):
+class EpochUse(Value):
     """The use of an epoch that replaces messages, given by its id: for a request that ended with `node`."""
 
     view: str
@@ -377,7 +388,7 @@ class EpochUse(msgspec.Struct, frozen=True, gc=False):
     epoch: str
 
 
-class StoredOriginal(msgspec.Struct, frozen=True, gc=False):
+class StoredOriginal(Value):
     """An original found in the log, with its session and its raw messages."""
 
     session: str

@@ -35,17 +35,24 @@ _RATE = re.compile(
     r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota|throttl|too many requests|too many tokens, please wait",
     re.IGNORECASE,
 )
-# What a provider says of reasoning behind another beginning, or of a loop's reasoning that was changed.
-_BOUND = re.compile(
-    rb"bound to a different conversation|invalid \W*signature\W* in \W*thinking"
-    rb"|thinking\W{1,4} (?:or \W*redacted_thinking\W* )?blocks in the latest assistant message cannot be modified",
-    re.IGNORECASE,
-)
-_REASONING = re.compile(
-    rb"signature|thought|redacted_thinking|thinking\W{1,3}blocks?|reasoning(?!_effort)", re.IGNORECASE
-)
-_COMPACTION = re.compile(rb"compaction|encrypted", re.IGNORECASE)
-_TOOLS = re.compile(rb"tool|function|schema", re.IGNORECASE)
+Subject = Literal["roles", "compaction", "tools", "reasoning", "bound"]
+# By which words an error may be about messages of a role in a row, a provider's own compaction, tools, or reasoning;
+# what a provider says of reasoning behind another beginning, or of a loop's reasoning that was changed.
+_SUBJECTS: Mapping[Subject, re.Pattern[bytes]] = {
+    "roles": re.compile(
+        rb"alternat|(?:multiple|two|consecutive)[^.]{0,40}roles? in a row|consecutive (?:user|assistant)", re.IGNORECASE
+    ),
+    "compaction": re.compile(rb"compaction|encrypted", re.IGNORECASE),
+    "tools": re.compile(rb"tool|function|schema", re.IGNORECASE),
+    "reasoning": re.compile(
+        rb"signature|thought|redacted_thinking|thinking\W{1,3}blocks?|reasoning(?!_effort)", re.IGNORECASE
+    ),
+    "bound": re.compile(
+        rb"bound to a different conversation|invalid \W*signature\W* in \W*thinking"
+        rb"|thinking\W{1,4} (?:or \W*redacted_thinking\W* )?blocks in the latest assistant message cannot be modified",
+        re.IGNORECASE,
+    ),
+}
 _FORM_CODES = (400, 422, "400", "422")
 # What servers, and the gateways before them, say of a request in a form that they do not take, whatever the status.
 _FORM = re.compile(
@@ -55,9 +62,6 @@ _FORM = re.compile(
     r"|invalid.?request.?error|BadRequestError|ValidationException|INVALID_ARGUMENT"
     r"|\b(?:status|code)\W{1,4}(?:400|422)\b|\b400 bad request",
     re.IGNORECASE,
-)
-_ALTERNATION = re.compile(
-    rb"alternat|(?:multiple|two|consecutive)[^.]{0,40}roles? in a row|consecutive (?:user|assistant)", re.IGNORECASE
 )
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the response.
@@ -168,34 +172,10 @@ def find_silent_overflow(
     return None
 
 
-def says_bound(headers: Headers, body: bytes) -> bool:
-    """Return whether the body of an error says that signed reasoning does not belong to the request that has it."""
+def mentions(subject: Subject, headers: Headers, body: bytes) -> bool:
+    """Return whether the body of an error may be about a subject, in whatever words."""
     content = _read_body(headers, body)
-    return content is not None and _BOUND.search(content) is not None
-
-
-def mentions_alternation(headers: Headers, body: bytes) -> bool:
-    """Return whether the body of an error may be about two messages of a role in a row, in whatever words."""
-    content = _read_body(headers, body)
-    return content is not None and _ALTERNATION.search(content) is not None
-
-
-def mentions_compaction(headers: Headers, body: bytes) -> bool:
-    """Return whether the body of an error may be about a provider's own compaction, in whatever words."""
-    content = _read_body(headers, body)
-    return content is not None and _COMPACTION.search(content) is not None
-
-
-def mentions_tools(headers: Headers, body: bytes) -> bool:
-    """Return whether the body of an error may be about tools, in whatever words."""
-    content = _read_body(headers, body)
-    return content is not None and _TOOLS.search(content) is not None
-
-
-def mentions_reasoning(headers: Headers, body: bytes) -> bool:
-    """Return whether the body of an error may be about signed reasoning, in whatever words."""
-    content = _read_body(headers, body)
-    return content is not None and _REASONING.search(content) is not None
+    return content is not None and _SUBJECTS[subject].search(content) is not None
 
 
 def _read_body(headers: Headers, body: bytes) -> bytes | None:

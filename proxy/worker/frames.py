@@ -12,13 +12,15 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from proxy.model import Value
+
 LENGTH_BYTES = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 J = TypeVar("J")
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True):
+class Result(Value, array_like=True):
     """The result of a job in MessagePack, or the problem if it failed."""
 
     content: bytes

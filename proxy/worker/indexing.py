@@ -3,8 +3,7 @@
 import select
 from typing import BinaryIO
 
-import msgspec
-
+from proxy.model import Value
 from proxy.retrieval.vectors import VectorBatch
 from proxy.store.search.indexer import Indexer
 
@@ -16,7 +15,7 @@ POLL_SECONDS = 0.5
 """How often the log is looked at, which takes 0.1 ms if nothing is new."""
 
 
-class IndexJob(msgspec.Struct, frozen=True, tag="index"):
+class IndexJob(Value, tag="index"):
     """A question to the worker process: how current is the index? With `is_rebuilt` it is made anew first."""
 
     is_rebuilt: bool = False
@@ -27,7 +26,7 @@ class IndexJob(msgspec.Struct, frozen=True, tag="index"):
         return 0
 
 
-class PassageJob(msgspec.Struct, frozen=True, tag="passages"):
+class PassageJob(Value, tag="passages"):
     """A question: which passages of a session, given by its id, need a vector of this model next?"""
 
     session: str
@@ -39,7 +38,7 @@ class PassageJob(msgspec.Struct, frozen=True, tag="passages"):
         return 0
 
 
-class VectorJob(msgspec.Struct, frozen=True, tag="vectors"):
+class VectorJob(Value, tag="vectors"):
     """Vectors to be stored, of passages that the answer to a `PassageJob` had."""
 
     session: str

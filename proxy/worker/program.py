@@ -19,6 +19,7 @@ from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import FeatureCache, PlanJob, compute_plan
 from proxy.engine.text_jobs import TextJob, Tools, compute
 from proxy.engine.token_counter import MeasureJob, measure
+from proxy.model import Value
 from proxy.model.search import IndexHealth
 from proxy.store.search.indexer import Indexer
 from proxy.upstream.tokenizer import CountingTokenizer, import_function, make_tokenizer
@@ -32,7 +33,7 @@ COUNTED_IN: Encoding = "o200k_base"
 Job = PlanJob | MeasureJob | OutlineJob | TextJob | IndexJob | PassageJob | VectorJob
 
 
-class WorkerSettings(msgspec.Struct, frozen=True):
+class WorkerSettings(Value):
     """The settings of a worker process: how plans are made, and the size of its cache of message features.
 
     `log` is the path of the log that it indexes; without one it indexes nothing. `estimator` is the dotted path of the

@@ -35,7 +35,9 @@ SEEN = CountedMessage(Message("user", "hello"), MessageStructure("user"), 3)
 
 def test_a_view_of_a_fresh_conversation_has_only_its_messages() -> None:
     budget = make_budget(128_000, 8192, 1000, BudgetPolicy())
-    view = PlanRequest((SEEN, SEEN), 40, budget, lambda start, stop, offset: f"r{start}-{stop}-{offset}")
+    view = PlanRequest(
+        budget, messages=(SEEN, SEEN), head=40, name=lambda start, stop, offset: f"r{start}-{stop}-{offset}"
+    )
     assert (view.pinned, view.frozen) == (frozenset(), None)
     assert view.name(0, 2, 5) == "r0-2-5"
     assert sum(seen.tokens for seen in view.messages) + view.head == 46

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from proxy.context.budget import BudgetPolicy, make_budget
+from proxy.context.conversation import PlanInputs
 from proxy.engine.context.epoch_planner import PlanJob, compute_plan
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Kept, Replaced
@@ -72,7 +73,7 @@ def check_replaced(raw: bytes, sent: bytes) -> None:
 def check_cut(form: Format, split: SplitBody, raws: Sequence[bytes]) -> Counter[str]:
     """Shorten a request. Return what was found to be as it came."""
     tokens, nodes = [len(raw) // 4 for raw in raws], [sha256(raw).digest() for raw in raws]
-    job = PlanJob(form.name, list(raws), nodes, tokens, 100, _BUDGET, "s", b"secret", Provider())
+    job = PlanJob(form.name, list(raws), nodes, tokens, 100, "s", b"secret", Provider(), PlanInputs(_BUDGET))
     made = compute_plan(job, _BUILDER)
     plan, rendered = made.plan, made.rendered
     counts: Counter[str] = Counter()

@@ -76,7 +76,7 @@ def view(messages: Sequence[RawMessage], ceiling: int, head: int = 0, pinned: Se
 
 def view_seen(seen: Sequence[CountedMessage], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> PlanRequest:
     budget = make_budget(WINDOW, None, None, BudgetPolicy(ceiling_tokens=ceiling))
-    return PlanRequest(seen, head, budget, name_reference, frozenset(pinned), has_tool=True)
+    return PlanRequest(budget, None, frozenset(pinned), messages=seen, head=head, name=name_reference, has_tool=True)
 
 
 def render(messages: Sequence[RawMessage], plan: ContextPlan) -> list[RawMessage]:

@@ -11,7 +11,7 @@ import pytest
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.wire import COUNT_ENDINGS, FORMATS, find_wire
 from proxy.wire.body import split_body
-from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, says_bound
+from proxy.wire.overflow import Overflow, mentions, read_overflow
 
 RETURNED = "The model returned the following errors: "
 BOUND = "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
@@ -50,7 +50,7 @@ def test_too_long_is_read_and_throttling_is_not(status: int, error: Any, overflo
 @pytest.mark.parametrize("error", [{"message": RETURNED + BOUND}, nest(BOUND), [nest(BOUND)]])
 def test_a_refusal_of_thinking_is_read(error: Any) -> None:
     content = json.dumps(error).encode()
-    assert says_bound((), content) and mentions_reasoning((), content)
+    assert mentions("bound", (), content) and mentions("reasoning", (), content)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from proxy.wire.body import SplitBody, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.headers import add_to_list
-from proxy.wire.overflow import mentions_compaction
+from proxy.wire.overflow import mentions
 from proxy.wire.rendering import render
 from proxy.wire.responses import Responses
 from proxy.wire.summary_request import has_compaction, read_summary, write_compaction
@@ -165,8 +165,8 @@ def test_it_is_sent_as_it_came_and_may_be_first(form: Format, block: str) -> Non
     ],
 )
 def test_an_error_may_be_about_it(said: bytes, is_about: bool) -> None:
-    assert mentions_compaction((), said) == is_about
-    assert not mentions_compaction(((b"content-encoding", b"br"),), said)
+    assert mentions("compaction", (), said) == is_about
+    assert not mentions("compaction", ((b"content-encoding", b"br"),), said)
 
 
 def test_beside_other_blocks_it_is_none() -> None:

@@ -13,13 +13,10 @@ from proxy.wire.overflow import (
     Overflow,
     SilentOverflow,
     find_silent_overflow,
-    mentions_alternation,
-    mentions_reasoning,
-    mentions_tools,
+    mentions,
     read_overflow,
     read_refusal,
     read_stream_start,
-    says_bound,
 )
 from tests.support.echoes import values
 
@@ -488,10 +485,10 @@ def test_any_bytes_are_read(content: bytes) -> None:
 )
 def test_a_refusal_of_reasoning_is_told_by_its_words(message: str, *, is_so: bool) -> None:
     body = json.dumps({"error": {"message": message}}).encode()
-    assert says_bound((), body) == is_so
+    assert mentions("bound", (), body) == is_so
     packed = ((b"content-encoding", b"gzip"),)
-    assert says_bound(packed, gzip.compress(body)) == is_so
-    assert not says_bound(packed, body)
+    assert mentions("bound", packed, gzip.compress(body)) == is_so
+    assert not mentions("bound", packed, body)
 
 
 @pytest.mark.parametrize(
@@ -507,14 +504,14 @@ def test_a_refusal_of_reasoning_is_told_by_its_words(message: str, *, is_so: boo
 )
 def test_any_words_about_reasoning_are_enough_where_it_may_be_so(message: str, *, may_be: bool) -> None:
     body = json.dumps({"error": {"message": message}}).encode()
-    assert mentions_reasoning((), body) == may_be
-    assert not mentions_reasoning(((b"content-encoding", b"gzip"),), body)
+    assert mentions("reasoning", (), body) == may_be
+    assert not mentions("reasoning", ((b"content-encoding", b"gzip"),), body)
 
 
 @pytest.mark.parametrize(("said", "is_about"), [(b"Unknown Tool", True), (b"function x", True), (b"busy", False)])
 def test_an_error_may_be_about_tools(said: bytes, is_about: bool) -> None:
-    assert mentions_tools((), said) is is_about
-    assert not mentions_tools(((b"content-encoding", b"gzip"),), said)
+    assert mentions("tools", (), said) is is_about
+    assert not mentions("tools", ((b"content-encoding", b"gzip"),), said)
 
 
 def say(message: str, **members: Any) -> dict[str, Any]:
@@ -594,5 +591,5 @@ def test_a_refusal_of_the_form_inside_a_stream(value: Any) -> None:
     ],
 )
 def test_roles_that_do_not_alternate_are_told(said: str, *, is_about: bool) -> None:
-    assert mentions_alternation((), json.dumps(say(said)).encode()) is is_about
-    assert not mentions_alternation(((b"content-encoding", b"unheard-of"),), said.encode())
+    assert mentions("roles", (), json.dumps(say(said)).encode()) is is_about
+    assert not mentions("roles", ((b"content-encoding", b"unheard-of"),), said.encode())

@@ -16,10 +16,10 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, ConversationIndex
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanInputs
 from proxy.context.message_features import extract_features
 from proxy.context.outline import OutlineJob, outline
-from proxy.engine.context.epoch_planner import PlanInputs, PlanJob, RenderedPlan, compute_plan
+from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan, compute_plan
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.text_jobs import TextJob, TextJobs, index_plan
 from proxy.engine.token_counter import Measured, MeasureJob, TokenCounter, measure

@@ -8,11 +8,9 @@ the answer.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import msgspec
-
-from proxy.context.budget import take_fitting
+from proxy.context.budget import Count, take_fitting
 from proxy.context.compaction.citations import Citation, UserWords, cite_constraints, label_claims, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
@@ -38,6 +36,7 @@ from proxy.context.compaction.summary_text import (
 )
 from proxy.context.conversation import ConversationIndex
 from proxy.context.user_rules import list_rules
+from proxy.model import Value
 from proxy.model.epoch import SummaryLevel
 from proxy.model.memory import MAX_FACTS
 
@@ -60,7 +59,7 @@ _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
 _OTHER_SCRIPT = re.compile("[\u0370-\u1dff\u2c00-\uabff\uac00-\ud7ff\uf900-\ufaff]")
 
 
-class SummaryTask(msgspec.Struct, frozen=True, gc=False):
+class SummaryTask(Value):
     """The parameters of a requested summary.
 
     It covers a span; `covered` are the tokens of the span's messages or, where summaries are condensed, of these
@@ -79,7 +78,7 @@ class SummaryTask(msgspec.Struct, frozen=True, gc=False):
     foreign: frozenset[int] = frozenset()
 
 
-class AcceptedSummary(msgspec.Struct, frozen=True, gc=False, tag=True):
+class AcceptedSummary(Value, tag=True):
     """A summary in its final form, and its tokens.
 
     `files` are the ids of all references that it covers. `missed` names what the model left out, empty for nothing:
@@ -93,14 +92,14 @@ class AcceptedSummary(msgspec.Struct, frozen=True, gc=False, tag=True):
     facts: tuple[str, ...] = ()
 
 
-class RejectedSummary(msgspec.Struct, frozen=True, gc=False, tag=True):
+class RejectedSummary(Value, tag=True):
     """The reason why an answer is not accepted as a summary."""
 
     reason: str
 
 
 def check_summary(
-    answer: str, task: SummaryTask, frame: SummaryFrame, count: Callable[[str], int]
+    answer: str, task: SummaryTask, frame: SummaryFrame, count: Count
 ) -> AcceptedSummary | RejectedSummary:
     """Return the summary that an answer contains, or the reason why it is rejected."""
     text, facts = split_facts(_strip_wrapping(answer[: _MOST_CHARACTERS * task.most + 1]))
@@ -134,7 +133,7 @@ def _list_reference_ids(task: SummaryTask) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*named, *task.references)))
 
 
-def _find_fault(text: str, sections: Sections, task: SummaryTask, count: Callable[[str], int]) -> str:
+def _find_fault(text: str, sections: Sections, task: SummaryTask, count: Count) -> str:
     """Return the reason why a text is not an acceptable summary, or empty if it is."""
     if not text:
         return "empty"
@@ -180,7 +179,7 @@ def _is_in_another_script(text: str, task: SummaryTask) -> bool:
 
 
 def _complete_sections(
-    sections: Sections, parents: Sequence[Sections], task: SummaryTask, count: Callable[[str], int]
+    sections: Sections, parents: Sequence[Sections], task: SummaryTask, count: Count
 ) -> tuple[dict[str, list[str]], str]:
     """Return the sections in their final form, and a list, as text, of what was missing in them."""
     users = UserWords(task.index, task.span.stop, task.foreign)
@@ -208,9 +207,7 @@ def _keep_open_tasks(final: dict[str, list[str]], parents: Sequence[Sections]) -
     return ["open tasks"]
 
 
-def _keep_rules(
-    cited: Sequence[str], inherited: Sequence[str], task: SummaryTask, count: Callable[[str], int]
-) -> list[str]:
+def _keep_rules(cited: Sequence[str], inherited: Sequence[str], task: SummaryTask, count: Count) -> list[str]:
     """Return the user's rules in a span, or in its parents, that are not cited yet: the newest that fit, in order."""
     rules = [
         Citation(rule.place, rule.text).line
@@ -223,7 +220,7 @@ def _keep_rules(
     return take_fitting(missing, min(_RULES_TOKENS, _RULES_SHARE * task.most), lambda line: count(line) + 1)[::-1]
 
 
-def _add_files(lines: Sequence[str], task: SummaryTask, count: Callable[[str], int]) -> list[str]:
+def _add_files(lines: Sequence[str], task: SummaryTask, count: Count) -> list[str]:
     """Return lines for the files of a span that a summary leaves out, the newest that fit."""
     said = "\n".join(lines)
     missing = (each.line for each in list_touched_files(task.index, task.span) if each.path not in said)

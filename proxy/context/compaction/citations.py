@@ -8,12 +8,11 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-import msgspec
-
 from proxy.context.compaction.summary_text import CLAIM_LABEL
 from proxy.context.conversation import ConversationIndex
 from proxy.context.references import sanitize_text
 from proxy.context.user_rules import Sentence, format_message_number, list_sentences, list_user_places
+from proxy.model import Value
 
 MAX_CITATION = 300
 _SHARE_IN_TENTHS = 7
@@ -45,7 +44,7 @@ _ADDRESSING = re.compile(
 )
 
 
-class Citation(msgspec.Struct, frozen=True, gc=False):
+class Citation(Value):
     """Whole sentences of a message of the user, and the place of that message."""
 
     place: int
@@ -57,7 +56,7 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
         return f'- {format_message_number(self.place)}: "{sanitize_text(self.said, MAX_CITATION)}"'
 
 
-class _UserMessage(msgspec.Struct, frozen=True, gc=False):
+class _UserMessage(Value):
     """A message of the user, prepared for search.
 
     `words` are all its words, in lower case, each between spaces; `starts` are the offsets in it at which the sentences

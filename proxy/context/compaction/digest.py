@@ -5,9 +5,10 @@ those that do not fit are left out. The user's words are quoted, everything else
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
+from proxy.context.budget import Count
 from proxy.context.compaction.citations import Citation, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
@@ -52,7 +53,7 @@ def digest_messages(
     span: MessageRange,
     frame: SummaryFrame,
     references: Sequence[str],
-    count: Callable[[str], int],
+    count: Count,
     *,
     most: int = MAX_DIGEST_TOKENS,
 ) -> str:
@@ -71,7 +72,7 @@ def digest_summaries(
     texts: Sequence[str],
     span: MessageRange,
     frame: SummaryFrame,
-    count: Callable[[str], int],
+    count: Count,
     most: int = MAX_DIGEST_TOKENS,
 ) -> str:
     """Merge several summaries into one of at most `most` tokens."""
@@ -139,7 +140,7 @@ def _render_fitting(
     candidates: Iterable[_Line],
     references: Sequence[str],
     *,
-    count: Callable[[str], int],
+    count: Count,
     most: int,
 ) -> str:
     """Render a summary of as many candidate lines as fit into `most` tokens."""

@@ -1,10 +1,9 @@
 """Prompts that request a summary from a model, and the transcript of the messages to be summarized."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import msgspec
-
+from proxy.context.budget import Count
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
     COMPLETED,
@@ -27,6 +26,7 @@ from proxy.context.conversation import ConversationIndex
 from proxy.context.outline import Outline
 from proxy.context.references import list_argument_lines, sanitize_text
 from proxy.context.user_rules import format_message_number, list_user_places
+from proxy.model import Value
 from proxy.model.epoch import SummaryKind, SummaryLevel
 from proxy.model.memory import MAX_FACTS
 from proxy.model.messages import ToolCall
@@ -41,7 +41,7 @@ _WHOLE = 1_000_000
 _LONGEST_NAME = 60
 
 
-class _CutLimits(msgspec.Struct, frozen=True, gc=False):
+class _CutLimits(Value):
     """The most characters of an output, of the arguments of a call, and of a text of the assistant and of the user."""
 
     output: int
@@ -61,7 +61,7 @@ _CUTS = (
 
 
 def render_transcript(
-    index: ConversationIndex, span: MessageRange, room: int, count: Callable[[str], int], most: int | None = None
+    index: ConversationIndex, span: MessageRange, room: int, count: Count, most: int | None = None
 ) -> str:
     """Render the messages of a span in at most `room` tokens, each in at most `most` characters where that is given."""
     users = frozenset(list_user_places(index))
@@ -108,7 +108,7 @@ def _name_speaker(index: ConversationIndex, place: int) -> str:
     return "tool"
 
 
-def render_summaries(texts: Sequence[str], room: int, count: Callable[[str], int], most: int | None = None) -> str:
+def render_summaries(texts: Sequence[str], room: int, count: Count, most: int | None = None) -> str:
     """Render summaries to condense in at most `room` tokens, each in at most `most` characters where that is given."""
     limit = _WHOLE if most is None else most
 
@@ -161,7 +161,7 @@ TOKENS_OF_A_FACT = 40
 """Tokens of a line that states a fact, about."""
 
 
-class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
+class SummaryOrder(Value):
     """The kind of the requested summary (of messages or of summaries), its level of detail and its most tokens.
 
     `custom` is a configured text that replaces the default wording, empty for none. Beside a report `facts` lines are

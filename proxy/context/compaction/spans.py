@@ -5,10 +5,9 @@ It also decides how long a summary may be, and when it is asked for.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 from proxy.context.conversation import ConversationIndex, find_tail_step
 from proxy.context.verbatim import RECENT_GROUPS
+from proxy.model import Value
 from proxy.model.epoch import Summary, SummaryLevel
 
 MIN_MESSAGES = 3
@@ -17,7 +16,7 @@ SPAN_SHARE = 0.75
 _MIN_TURNS_SHARE = 0.8
 
 
-class MessageRange(msgspec.Struct, frozen=True, gc=False):
+class MessageRange(Value):
     """The messages from place `start` up to `stop`, and their tokens."""
 
     start: int
@@ -192,7 +191,7 @@ FAN_IN = 4
 _EXTRA_DEPTH = 2
 
 
-class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
+class MergeCandidate(Value):
     """A live summary with its span, tokens, rank (0 for a leaf) and the number of leaves that it is made of."""
 
     id: str

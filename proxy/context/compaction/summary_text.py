@@ -1,15 +1,15 @@
 """The text of a summary: its header and footer, its sections and files, and the neutralization of foreign text."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import msgspec
-
+from proxy.context.budget import Count
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.conversation import ConversationIndex
 from proxy.context.ledger import find_unusual
 from proxy.context.message_features import is_opaque, list_identifiers
 from proxy.context.references import CONTROL_CHARACTERS, sanitize_text
+from proxy.model import Value
 from proxy.model.epoch import SummaryLevel
 from proxy.model.messages import LEDGER_HEAD
 
@@ -58,7 +58,7 @@ def cut_middle(text: str, most: int) -> str:
     return f"{text[:start]}\n[… {len(text) - most:,} characters left out …]\n{text[len(text) - end :]}"
 
 
-def cut_to_tokens(text: str, room: float, count: Callable[[str], int]) -> str:
+def cut_to_tokens(text: str, room: float, count: Count) -> str:
     """Return the beginning of a text, in at most `room` tokens."""
     while text and count(text) > room:
         text = text[: min(len(text) - 1, int(len(text) * max(0.1, 0.95 * room / count(text))))]
@@ -183,7 +183,7 @@ _FOOTER_LABEL = "Files and references:"
 _LONGEST_MODEL, _LONGEST_DATE = 80, 40
 
 
-class SummaryFrame(msgspec.Struct, frozen=True, gc=False):
+class SummaryFrame(Value):
     """The id of a summary, the model that wrote it, empty for none, and the date in words."""
 
     id: str
@@ -203,9 +203,7 @@ def render_header(frame: SummaryFrame, span: MessageRange) -> str:
     return f"[{SUMMARY_HEAD} {span.start + 1} to {span.stop} of this session, {done}. Original: ref:{frame.id}]"
 
 
-def render_footer(
-    references: Iterable[str], paths: Iterable[str], room: int, count: Callable[[str], int], whole: str = ""
-) -> str:
+def render_footer(references: Iterable[str], paths: Iterable[str], room: int, count: Count, whole: str = "") -> str:
     """Render the line of references and paths, as many as fit into `room` tokens; empty where none fits.
 
     `whole` is the id of the reference whose original begins with all references: it is named where they do not all fit.
@@ -245,7 +243,7 @@ _FILE = re.compile(
 _LONGEST_PATH = 200
 
 
-class TouchedFile(msgspec.Struct, frozen=True, gc=False):
+class TouchedFile(Value):
     """The path of a file that calls name; `is_edited` for one that was changed, not only read."""
 
     path: str

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from proxy.model import Value
 from proxy.model.messages import Message, ToolCall
 
 MOST_COUNTED = 100
 """Calls up to which a loop is counted: each answer of it reads again what was before."""
 
 
-class RepeatedCall(msgspec.Struct, frozen=True, gc=False):
+class RepeatedCall(Value):
     """A call that was made `count` times in a row. The outputs that are known of it are the same, or not."""
 
     tool: str
@@ -35,7 +36,7 @@ def find_repeated_call(newest_first: Iterable[Message], least: int) -> RepeatedC
     return RepeatedCall(run.tool, len(run.ids), has_same_output=len(run.known) > 1 and len(set(run.known)) == 1)
 
 
-class Repetition(msgspec.Struct, frozen=True, gc=False):
+class Repetition(Value):
     """A call that an answer ends with, `count` times in a row with those of the answers before it.
 
     The next request of the same run has at most `reach` messages more.

@@ -7,14 +7,13 @@ else that a model states is a claim, of the output of a tool or of the model its
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-import msgspec
-
 from proxy.context.compaction.citations import UserWords, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import CONSTRAINTS, parse_sections, strip_frame
 from proxy.context.conversation import ConversationIndex
 from proxy.context.references import sanitize_text
 from proxy.context.user_rules import PREFERRING, list_rules
+from proxy.model import Value
 from proxy.model.memory import CLAIMED, MAX_FACTS, UNKNOWN, FactKind, LearnedFact
 
 MAX_RULES = 200
@@ -40,7 +39,7 @@ _WORD = re.compile(r"\w{4,}")
 _SOURCE_SHARE = 0.6
 
 
-class _Stated(msgspec.Struct, frozen=True, gc=False):
+class _Stated(Value):
     """A fact as a model stated it; `place` is the message that it names, None for none."""
 
     kind: FactKind

@@ -12,6 +12,7 @@ import msgspec
 from proxy.context.conversation import CountedMessage, list_turn_starts
 from proxy.context.memory.facts import format_turn
 from proxy.context.message_features import find_outcome
+from proxy.model import Value
 from proxy.model.memory import CallStatus, RawTrace, ToolInteraction, TraceMedia, TraceType
 from proxy.model.messages import ToolCall
 
@@ -23,7 +24,7 @@ _MEDIA = {"image": "images", "audio": "audio", "video": "video"}
 _OWN_ROLES = frozenset({"user", "assistant", "tool"})
 
 
-class Turn(msgspec.Struct, frozen=True, gc=False):
+class Turn(Value):
     """The messages of a turn, from place `start` up to `stop`. Turns are numbered from 1."""
 
     number: int
@@ -36,7 +37,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         return format_turn(self.number)
 
 
-class TraceSource(msgspec.Struct, frozen=True, gc=False):
+class TraceSource(Value):
     """Where a message comes from: its time in seconds, the exchange that first had it, and its node."""
 
     ts: float

@@ -10,9 +10,9 @@ whole turns cannot free is freed within the current turn and the one before it, 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from proxy.context.budget import MESSAGE_FRAME
+from proxy.context.budget import MESSAGE_FRAME, Count
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
@@ -25,8 +25,9 @@ from proxy.context.memory.bundle import render_turns
 from proxy.context.memory.traces import TraceSource, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
-from proxy.context.user_messages import list_shortened, list_user_forms
+from proxy.context.user_messages import MessageForms, list_shortened, list_user_forms
 from proxy.context.user_rules import format_rules, list_unsent_rules
+from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
 
@@ -43,7 +44,7 @@ Prune = Callable[[PlanRequest, ConversationIndex, Iterable[int]], Mapping[int, R
 """Returns tombstones for the outputs of steps that stay for what is beside these outputs, by place."""
 
 
-class Tail(msgspec.Struct, frozen=True, gc=False):
+class Tail(Value):
     """The place from which on messages stay, and whether they all fit word for word."""
 
     start: int
@@ -69,7 +70,7 @@ def choose_tail(
     return Tail(max((place for place in known if place <= last), default=0), is_whole=False)
 
 
-class _Beginning(msgspec.Struct, frozen=True, gc=False):
+class _Beginning(Value):
     """What is sent in place of the messages before step `step`: our message, and `earlier` steps that stay.
 
     `marked` are replaced outputs among these, by place.
@@ -86,7 +87,7 @@ def plan_snapshot(
     view: PlanRequest,
     index: ConversationIndex,
     policy: BuilderPolicy,
-    count: Callable[[str], int],
+    count: Count,
     build: Build,
     *,
     prune: Prune,
@@ -96,8 +97,11 @@ def plan_snapshot(
     if view.memory is None or not starts:
         return None
 
+    second = list_user_forms(view, index, count).second
+
     def begin(place: int) -> _Beginning:
-        return _begin(view, index, place, starts[-1] if policy.is_tail_text else place, count, prune=prune)
+        start = starts[-1] if policy.is_tail_text else place
+        return _begin(view, index, place, start, count, prune=prune, second=second)
 
     def weigh(place: int) -> int:
         made = begin(place)
@@ -124,16 +128,17 @@ def _begin(
     index: ConversationIndex,
     place: int,
     start: int,
-    count: Callable[[str], int],
+    count: Count,
     *,
     prune: Prune,
+    second: MessageForms,
 ) -> _Beginning:
     """Return what stands before the message `start` at which a turn begins. From `place` on, turns are sent as text."""
     assert view.memory is not None, "a plan without memory begins with no message of it"
     step = bisect_right(index.steps, start, key=lambda each: each.stop)
     newest = {i for i in index.newest if i < step and index.steps[i].start < place}
     earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step) | newest)))
-    marked = {**prune(view, index, earlier), **_shorten_newest(view, index, newest, count)}
+    marked = {**prune(view, index, earlier), **_shorten_newest(view, second, newest)}
     left = min(place, index.find_start(step)) - sum(len(index.steps[i].places) for i in earlier)
     access = NOTE_RECALL if view.has_tool else NOTE_ACCESS
     note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
@@ -147,12 +152,10 @@ def _begin(
     return _Beginning(step, earlier, marked, text, tokens)
 
 
-def _shorten_newest(
-    view: PlanRequest, index: ConversationIndex, steps: Collection[int], count: Callable[[str], int]
-) -> dict[int, ReplacedMessage]:
+def _shorten_newest(view: PlanRequest, second: MessageForms, steps: Collection[int]) -> dict[int, ReplacedMessage]:
     """Return what replaces those of the user's newest turns that would leave too little room, by place."""
     room, marked = _CURRENT_SHARE * _TAIL_SHARE * view.budget.soft, dict[int, ReplacedMessage]()
-    for i, forms in list_user_forms(view, index, count).second.items():
+    for i, forms in second.items():
         if i in steps:
             chosen = next((form for form in forms if form.tokens <= room), forms[-1])
             marked |= list_shortened([chosen])
@@ -205,7 +208,7 @@ def _make_zones(view: PlanRequest, index: ConversationIndex, made: _Beginning, b
 
 def without_memory(view: PlanRequest) -> PlanRequest:
     """Return a request for a plan that carries on no message of memory: its ledger tells everything."""
-    return view if _find_memory(view.frozen) is None else msgspec.structs.replace(view, frozen=None)
+    return view if _find_memory(view.frozen) is None else replace(view, frozen=None)
 
 
 def _find_memory(plan: ContextPlan | None) -> Written | None:
@@ -220,7 +223,7 @@ def _cut_request(view: PlanRequest, start: int, tokens: int) -> PlanRequest:
     def name(begin: int, stop: int, offset: int) -> str:
         return view.name(begin + start, stop + start, offset)
 
-    return msgspec.structs.replace(
+    return replace(
         view,
         messages=view.messages[start:],
         head=view.head + tokens,
@@ -251,11 +254,11 @@ def _cut_plan(plan: ContextPlan | None, start: int) -> ContextPlan | None:
 
 
 def _move_reference(reference: Reference, by: int) -> Reference:
-    return msgspec.structs.replace(reference, start=reference.start + by, stop=reference.stop + by)
+    return replace(reference, start=reference.start + by, stop=reference.stop + by)
 
 
 def _move(edit: Edit, by: int) -> Edit:
     """Return an edit whose messages are so many places further on."""
     if isinstance(edit, Written):
-        return msgspec.structs.replace(edit, start=edit.start + by, stop=edit.stop + by)
-    return msgspec.structs.replace(edit, place=edit.place + by)
+        return replace(edit, start=edit.start + by, stop=edit.stop + by)
+    return replace(edit, place=edit.place + by)

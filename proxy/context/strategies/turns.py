@@ -6,11 +6,9 @@ complete tool loop: the assistant's calls with all their results. Only at the hi
 leave, too. What is not sent is found by searching the log, so it has no references: these would grow with the session.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from proxy.context.budget import MESSAGE_FRAME
+from proxy.context.budget import MESSAGE_FRAME, Count
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
@@ -22,6 +20,7 @@ from proxy.context.conversation import (
 from proxy.context.ledger import render_note
 from proxy.context.ledger_builder import Ledger
 from proxy.context.plan_draft import PlanDraft, list_edits
+from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Written
 
 
@@ -36,7 +35,7 @@ def find_prompt(messages: Sequence[CountedMessage]) -> int | None:
     return start
 
 
-class _KeptSteps(msgspec.Struct, frozen=True, gc=False):
+class _KeptSteps(Value):
     """The steps that are sent: all from `tail` on, and `earlier` ones."""
 
     tail: int
@@ -47,9 +46,7 @@ class _KeptSteps(msgspec.Struct, frozen=True, gc=False):
         return sum(step.tokens for i, step in enumerate(index.steps) if i >= self.tail or i in self.earlier)
 
 
-def plan_turns(
-    view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, count: Callable[[str], int]
-) -> ContextPlan | None:
+def plan_turns(view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, count: Count) -> ContextPlan | None:
     """Return the plan of an epoch, or None without any prompt, or if what has to stay is above the high mark."""
     if not index.users:
         return None

@@ -9,9 +9,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from proxy.context.conversation import PlanInputs
 from proxy.context.epoch_decision import decide
 from proxy.engine.compaction.manual import ManualCompaction, compute_goal
-from proxy.engine.context.epoch_planner import PlanInputs, RenderedPlan
+from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, FallbackChain
 from proxy.engine.context.request_state import RequestState
@@ -56,7 +57,7 @@ async def plan_epoch(
     if why == "overflow":
         state = replace(state, budget=state.budget.limit(int(state.tokens * BLIND_SHARE)))
     state = await chain.memory.show(state)
-    inputs = chain.list_inputs(state, why)
+    inputs = state.list_inputs(why)
     if why == "manual":
         inputs = replace(inputs, goal=compute_goal(state))
         draft = await chain.planner.draft(state.request, state.history, inputs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanInputs
 from proxy.context.epoch_decision import Decision
 from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
 from proxy.engine.compaction.job import SentRequest
@@ -21,7 +21,7 @@ from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import find_matching
-from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs
+from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter

@@ -23,7 +23,7 @@ from proxy.context.compaction.spans import (
     is_worth_sending,
     list_merge_candidates,
 )
-from proxy.context.conversation import ConversationIndex
+from proxy.context.conversation import ConversationIndex, PlanInputs
 from proxy.context.plan_draft import compute_summaries_budget
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import (
@@ -40,7 +40,6 @@ from proxy.engine.compaction.progress import CompactionProgress
 from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
-from proxy.engine.context.epoch_planner import PlanInputs
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.durability import DurabilityWaiter

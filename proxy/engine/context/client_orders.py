@@ -7,7 +7,7 @@ those of the settings. What of the rest is not done as asked is told in words.
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import LEAST_TRIGGER
 from proxy.context.verbatim import RECENT_GROUPS, estimate_reasoning
@@ -15,7 +15,7 @@ from proxy.engine.context.accounting import label_note
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ClearedContext, ClearingTerms, Edit, Epoch, Kept, Pin, Plan, Replaced
+from proxy.model.epoch import ClearedContext, ClearingTerms, Epoch, Kept, Pin, Plan, Replaced, decode_edits
 from proxy.model.exchange import Headers
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
@@ -23,7 +23,6 @@ from proxy.wire import FORMATS
 # The share of a budget that all pins together may take.
 _PINNED_SHARE = 0.1
 _STANDING_FOR = frozenset({"tombstone", "file"})
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 async def take_pin(request: ManagedRequest, states: StateReader) -> tuple[Pin | None, Headers]:
@@ -97,8 +96,8 @@ def tell_unserved(request: ManagedRequest, outgoing: OutgoingRequest) -> Outgoin
         return outgoing
     note, plan = f"{FORMATS[request.wire].clearing_key}: {told}", outgoing.plan
     if plan is not None and plan.epoch:
-        plan = msgspec.structs.replace(plan, reason="; ".join(filter(None, (plan.reason, note))))
-    return msgspec.structs.replace(outgoing, plan=plan).add(label_note(note))
+        plan = replace(plan, reason="; ".join(filter(None, (plan.reason, note))))
+    return replace(outgoing, plan=plan).add(label_note(note))
 
 
 def _list_unserved(terms: ClearingTerms, outgoing: OutgoingRequest) -> Iterator[str]:
@@ -134,7 +133,7 @@ def _measure_replaced(
     if known is not None:
         return known
     form, raws = FORMATS[request.wire], request.list_raws()[: epoch.depth]
-    edits = {each.place: each for each in _edits.decode(epoch.edits or b"[]") if isinstance(each, Kept | Replaced)}
+    edits = {each.place: each for each in decode_edits(epoch.edits or b"[]") if isinstance(each, Kept | Replaced)}
     if structures is None:
         structures = list(map(form.parse_structure, raws))
     uses = sum([count_cleared(each.results, edits.get(i)) for i, each in enumerate(structures[: epoch.depth])])

@@ -1,7 +1,6 @@
 """Drafting an epoch: a plan of what replaces which messages, rendered to the bytes that will be sent."""
 
 import asyncio
-import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +8,10 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
-from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import CountedMessage, LiveSummary, MemoryText, PlanRequest
+from proxy.context.conversation import CountedMessage, PlanInputs, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import forget_tool, make_reference
 from proxy.context.verbatim import estimate_reasoning, find_tail
@@ -21,6 +19,7 @@ from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import TOOL_TOKENS
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
+from proxy.model import Value
 from proxy.model.epoch import (
     Compacted,
     ContextPlan,
@@ -28,10 +27,11 @@ from proxy.model.epoch import (
     Epoch,
     Kept,
     Original,
+    ReducedForm,
     Reference,
     Replaced,
-    Strategy,
     Written,
+    decode_edits,
 )
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.messages import Message, MessageStructure
@@ -40,12 +40,15 @@ from proxy.wire.rendering import Role, detach_items, reach_user, render
 
 _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
+_NOTHING = ContextPlan(0, (), (), 0)
 
 # A plan lasts until one message is new for each so many that it was made of, if it replaces anything and that pays, or
 # else for each so few. Below twice as many messages each step has its own plan: which calls have one must not depend on
 # how quickly plans are made.
 _LASTING, _LASTING_BARE = 256, 20
+
+# The inputs in which plans for requests of other sizes differ.
+_SIZES = ("budget", "goal", "depth", "must_fit", "growth", "recalled")
 
 _MESSAGE_WEIGHT = 600
 _EDIT_WEIGHT = 200
@@ -53,7 +56,7 @@ _NODE_WEIGHT = 60
 _WORD_WEIGHT = 60
 
 
-class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
+class RenderedPlan(Value):
     """A plan, and the raw messages that it renders to."""
 
     plan: ContextPlan
@@ -71,26 +74,7 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
         return self.plan.through > depth or any(report.encode() not in edits for report in reports)
 
 
-class PlanInputs(msgspec.Struct, frozen=True, gc=False):
-    """The inputs of a draft besides the conversation. Those without a comment are as in `PlanRequest`."""
-
-    budget: Budget
-    frozen: Epoch | None = None  # the epoch that applies
-    pinned: frozenset[int] = frozenset()  # indexes of messages
-    reports: Sequence[LiveSummary] = ()  # summaries that the plan may show
-    goal: Budget | None = None
-    depth: int = 0
-    must_fit: bool = False
-    is_bound: bool = False  # signed reasoning does not stay
-    growth: int = 0
-    excluded: tuple[str, ...] = ()
-    has_tool: bool = False
-    is_alternating: bool = False  # as if the settings had `strict_alternation`
-    recalled: Mapping[int, int] = {}  # tokens of the hidden rounds behind messages, by index
-    memory: MemoryText | None = None
-
-
-class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
+class DraftedPlan(Value):
     """A plan that a later request may use, with the view, nodes and inputs of the request that it was drafted for.
 
     That request itself is not kept: many sessions have such a plan, and each would hold a whole body.
@@ -129,11 +113,8 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
 
     def is_like(self, inputs: PlanInputs) -> bool:
         """Return whether a plan with these inputs would differ by the size of its request alone."""
-        own = self.inputs
-        is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
-        is_same = is_same and own.excluded == inputs.excluded and own.has_tool == inputs.has_tool
-        is_same = is_same and own.is_alternating == inputs.is_alternating
-        return is_same and own.memory == inputs.memory and list(own.reports) == list(inputs.reports)
+        sizes = {name: getattr(inputs, name) for name in _SIZES}
+        return replace(self.inputs, **sizes) == inputs
 
     def lasts(self, request: ManagedRequest, epoch: Epoch | None, inputs: PlanInputs, is_unpaid: bool) -> bool:
         """Return whether no other plan with these inputs is to be made behind a request under `epoch`.
@@ -159,39 +140,19 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         return is_same and count_shared_nodes(self.nodes, request.nodes) >= self.through
 
 
-class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
-    """All that a plan depends on, as values, so that another process can make it.
-
-    Fields without a comment are as in `PlanRequest`.
-    """
+class PlanJob(Value, tag="plan"):
+    """All that a plan depends on, as values, so that another process can make it."""
 
     wire: str
     raws: list[bytes]  # the client's messages after the preamble
     nodes: list[bytes]  # of these messages
     tokens: list[int]  # of each of these messages
-    head: int
-    budget: Budget
+    head: int  # tokens of the preamble
     session: str  # `session` and `secret` make the ids of references
     secret: bytes
     provider: Provider
-    pinned: frozenset[int] = frozenset()
-    unkept: frozenset[int] = frozenset()
-    frozen: ContextPlan | None = None
-    reports: tuple[LiveSummary, ...] = ()
-    goal: Budget | None = None
-    sent: int | None = None
-    depth: int = 0
-    must_fit: bool = False
-    needs_thinking: bool = False
-    needs_json: bool = False  # the upstream refuses the request without the word "JSON" in it
+    inputs: PlanInputs
     is_minimal: bool = False  # make the plan in time linear in the messages' text
-    is_volatile: bool = False
-    growth: int = 0
-    excluded: tuple[str, ...] = ()
-    has_tool: bool = False
-    strategy: Strategy = "epochs"
-    memory: MemoryText | None = None
-    sentences: Mapping[str, str] = {}
 
     @property
     def weight(self) -> int:
@@ -206,56 +167,38 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
 
 def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
     """Plan and render what replaces the beginning of a history. Any error of planning propagates."""
-    form, raws, provider = FORMATS[job.wire], job.raws, job.provider
-    request = make_plan_request(job)
+    form, raws, request = FORMATS[job.wire], job.raws, make_plan_request(job)
     structures = [each.structure for each in request.messages]
     plan = builder.minimal(request) if job.is_minimal else builder.build(request)
-    is_alternating = provider.strict_alternation
+    is_alternating, strategy = job.provider.strict_alternation or request.is_alternating, request.strategy
     # our messages can be joined with adjacent user messages that stay, but not with the assistant's
-    is_user = is_alternating or job.strategy == "turns" or provider.summary_role == "user"
-    if is_alternating or (job.strategy == "snapshot" and not is_user):
+    is_user = is_alternating or strategy == "turns" or job.provider.summary_role == "user"
+    if is_alternating or (strategy == "snapshot" and not is_user):
         edits, through = reach_user(form, plan.edits, plan.through, raws)
-        plan = msgspec.structs.replace(plan, edits=edits, through=through)
+        plan = replace(plan, edits=edits, through=through)
     if not is_user:
         edits = _lead_with_user(plan.edits, structures)
-        is_user = job.strategy == "snapshot" and _is_at_an_end(edits, plan.through == len(structures))
-        plan = plan if is_user else msgspec.structs.replace(plan, edits=edits)
+        is_user = strategy == "snapshot" and _is_at_an_end(edits, plan.through == len(structures))
+        plan = plan if is_user else replace(plan, edits=edits)
     if form.is_itemised:
         edits, through = detach_items(plan.edits, plan.through, structures)
-        plan = msgspec.structs.replace(plan, edits=edits, through=through)
-    if job.needs_json:
-        plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, structures))
+        plan = replace(plan, edits=edits, through=through)
+    if request.needs_json:
+        plan = replace(plan, edits=_require_json_word(plan, structures))
     role: Role = "user" if is_user else "assistant"
     return RenderedPlan(plan, tuple(render(form, plan.edits, raws, role=role, is_alternating=is_alternating)))
 
 
 def make_plan_request(job: PlanJob) -> PlanRequest:
     """Return a job as input for the plan builder. Any error of decoding its messages propagates."""
-    decoded = map(FORMATS[job.wire].decode_message, job.raws)
+    decoded, inputs = map(FORMATS[job.wire].decode_message, job.raws), job.inputs
+    counted = zip(decoded, job.tokens, strict=True)
     return PlanRequest(
-        [
-            CountedMessage(each.message, each.structure, tokens)
-            for each, tokens in zip(decoded, job.tokens, strict=True)
-        ],
-        job.head,
-        job.budget,
-        job.name_reference,
-        pinned=job.pinned,
-        frozen=job.frozen,
-        reports=job.reports,
-        goal=job.goal,
-        sent=job.sent,
-        depth=job.depth,
-        must_fit=job.must_fit,
-        unkept=job.unkept,
-        is_volatile=job.is_volatile,
-        needs_thinking=job.needs_thinking,
-        growth=job.growth,
-        excluded=job.excluded,
-        has_tool=job.has_tool,
-        strategy=job.strategy,
-        memory=job.memory,
-        sentences=job.sentences,
+        **{name: getattr(inputs, name) for name in inputs.__struct_fields__},
+        messages=[CountedMessage(each.message, each.structure, tokens) for each, tokens in counted],
+        head=job.head,
+        name=job.name_reference,
+        frozen=None if inputs.epoch is None else read_plan(inputs.epoch),
     )
 
 
@@ -309,14 +252,13 @@ class EpochPlanner:
         self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs
     ) -> RenderedPlan:
         """Draft a minimal plan in a thread of this process, since the worker process may be what has failed."""
-        job = msgspec.structs.replace(self.make_job(request, history, inputs), is_minimal=True)
+        job = replace(self.make_job(request, history, inputs), is_minimal=True)
         return await asyncio.to_thread(compute_plan, job, self._builder)
 
     def make_job(self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs) -> PlanJob:
         """Return the job that makes a plan for a request."""
         form = FORMATS[request.wire]
         rules = form.read_rules(request.split, request.chain.preamble.count)
-        provider = self._providers.get(request.session.upstream, _ANY)
         lifted = inputs.budget.lifted
         raws, tokens = request.list_raws(), [after - before for before, after in pairwise([0, *history.sums])]
         for place in history.signed if inputs.is_bound else ():
@@ -330,27 +272,22 @@ class EpochPlanner:
             list(request.nodes),
             tokens,
             history.head.tokens + (TOOL_TOKENS if inputs.has_tool else 0) - lifted,
-            inputs.budget.lower(lifted),
             request.session.id,
             self._secret,
-            dataclasses.replace(provider, strict_alternation=True) if inputs.is_alternating else provider,
-            pinned=inputs.pinned,
-            unkept=request.list_unkept(),
-            frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
-            reports=tuple(each for each in inputs.reports if not each.block or self.takes_compactions(request)),
-            goal=None if inputs.goal is None else inputs.goal.lower(lifted),
-            sent=_find_sent(request),
-            depth=inputs.depth,
-            must_fit=inputs.must_fit,
-            needs_thinking=rules.needs_thinking,
-            needs_json=rules.needs_json,
-            is_volatile=request.step is not None and request.step.relation == "volatile",
-            growth=inputs.growth,
-            excluded=inputs.excluded,
-            has_tool=inputs.has_tool,
-            strategy=request.strategy,
-            memory=inputs.memory,
-            sentences=self.find_sentences(request.session.id),
+            self._providers.get(request.session.upstream, _ANY),
+            replace(
+                inputs,
+                budget=inputs.budget.lower(lifted),
+                goal=inputs.goal and inputs.goal.lower(lifted),
+                reports=tuple([each for each in inputs.reports if not each.block or self.takes_compactions(request)]),
+                sent=_find_sent(request),
+                unkept=request.list_unkept(),
+                is_volatile=request.step is not None and request.step.relation == "volatile",
+                needs_thinking=rules.needs_thinking,
+                needs_json=rules.needs_json,
+                strategy=request.strategy,
+                sentences=self.find_sentences(request.session.id),
+            ),
         )
 
 
@@ -377,39 +314,39 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     references = tuple(
         Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     )
-    return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
+    return ContextPlan(epoch.depth, decode_edits(epoch.edits), references, epoch.tokens_after)
 
 
-def remove_compaction(epoch: Epoch) -> RenderedPlan | None:
-    """Return the plan of an epoch without the provider's own compaction, or None if it has none."""
-    if not epoch.is_compacted:
+def reduce_epoch(
+    request: ManagedRequest, epoch: Epoch | None, form: ReducedForm, signed: Sequence[int]
+) -> RenderedPlan | None:
+    """Return the plan of an epoch, or of none, in a reduced form; None if it has nothing that this form lacks.
+
+    `alternating`: our messages are joined to adjacent messages of the user. `uncompacted`: without the provider's own
+    compaction. `untooled`: with words that say how originals can be read without the tool. `unsigned`: it reaches to
+    the last message with signed reasoning, which `signed` are the indexes of; what is rendered still has it.
+    """
+    wire, raws = FORMATS[request.wire], request.list_raws()
+    has_edits = epoch is not None and epoch.depth > 0
+    plan, rendered = (read_plan(epoch), epoch.rendered) if epoch is not None and has_edits else (_NOTHING, ())
+    if form == "unsigned":
+        kept = tuple(map(Kept, range(plan.through, max(signed, default=-1) + 1)))
+        edits, through = (*plan.edits, *kept), plan.through + len(kept)
+        return RenderedPlan(replace(plan, edits=edits, through=through), (*rendered, *render(wire, kept, raws)))
+    if epoch is None:
         return None
-    plan = read_plan(epoch)
-    return RenderedPlan(msgspec.structs.replace(plan, edits=plan.edits[1:]), epoch.rendered[1:])
-
-
-def forget_recall(epoch: Epoch) -> RenderedPlan:
-    """Return the plan of an epoch with words that say how originals can be read without the tool."""
-    plan = read_plan(msgspec.structs.replace(epoch, edits=forget_tool(epoch.edits)))
-    return RenderedPlan(plan, tuple(map(forget_tool, epoch.rendered)))
-
-
-def join_messages(request: ManagedRequest, epoch: Epoch) -> RenderedPlan:
-    """Return the plan of an epoch with our messages joined to adjacent messages of the user."""
-    form, raws, plan = FORMATS[request.wire], request.list_raws(), read_plan(epoch)
-    edits, through = reach_user(form, plan.edits, plan.through, raws)
-    plan = msgspec.structs.replace(plan, edits=edits, through=through)
-    return RenderedPlan(plan, tuple(render(form, edits, raws, is_alternating=True)))
-
-
-def extend_unsigned(request: ManagedRequest, epoch: Epoch | None, through: int) -> RenderedPlan:
-    """Return a plan that renders the first messages as an epoch, or none, does, but without any signed reasoning."""
-    form, raws = FORMATS[request.wire], request.list_raws()
-    before = read_plan(epoch) if epoch is not None and epoch.depth else ContextPlan(0, (), (), 0)
-    kept = tuple([Kept(place) for place in range(before.through, through)])
-    rendered = map(form.strip_reasoning, (*(epoch.rendered if epoch is not None else ()), *render(form, kept, raws)))
-    plan = ContextPlan(through, (*before.edits, *kept), before.references, before.tokens)
-    return RenderedPlan(plan, tuple(rendered))
+    if form == "alternating":
+        if not has_edits or epoch.is_compacted:
+            return None
+        edits, through = reach_user(wire, plan.edits, plan.through, raws)
+        rendered = tuple(render(wire, edits, raws, is_alternating=True))
+        return (
+            RenderedPlan(replace(plan, edits=edits, through=through), rendered) if rendered != epoch.rendered else None
+        )
+    if form == "uncompacted":
+        return RenderedPlan(replace(plan, edits=plan.edits[1:]), rendered[1:]) if epoch.is_compacted else None
+    plan = read_plan(replace(epoch, edits=forget_tool(epoch.edits)))
+    return RenderedPlan(plan, tuple(map(forget_tool, rendered))) if epoch.tool else None
 
 
 def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:

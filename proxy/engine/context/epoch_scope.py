@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-import msgspec
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount
@@ -25,10 +24,10 @@ from proxy.context.verbatim import (
     list_foreign,
     may_bind_reasoning,
 )
-from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, Written
+from proxy.model import Value
+from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, decode_edits
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
 from proxy.wire.rendering import NO_CHANGES, change_items
@@ -47,8 +46,6 @@ _SAYS_SO = re.compile(
 # Answers whose rendering is remembered, and messages whose removed reasoning was reported.
 _MOST_MADE = 4096
 _MADE_WEIGHT = 200
-
-_Key = tuple[bytes, str, str, bytes]
 
 
 class EpochReaches:
@@ -112,7 +109,7 @@ def keeps_recent_turns(
 
     Pins are not considered: a pin takes effect in the next epoch.
     """
-    kept = {edit.place for edit in read_plan(epoch).edits if isinstance(edit, Kept)}
+    kept = {edit.place for edit in decode_edits(epoch.edits) if isinstance(edit, Kept)}
     verbatim = find_verbatim(iterate_groups(items), find_unanswered(items), groups, turns)
     needed = chain(range(verbatim.tail, len(items)), *verbatim.list_earlier())
     return all(place >= epoch.depth or place in kept for place in needed)
@@ -121,11 +118,11 @@ def keeps_recent_turns(
 def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
     """Count the new messages that an epoch shortens because they do not fit: those that no model has answered."""
     unanswered = find_unanswered(items)
-    edits = (edit for edit in read_plan(epoch).edits if isinstance(edit, Replaced))
+    edits = (edit for edit in decode_edits(epoch.edits) if isinstance(edit, Replaced))
     return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)
 
 
-class CountedRequest(msgspec.Struct, frozen=True, gc=False):
+class CountedRequest(Value):
     """A request whose response said how many tokens it had: the client's own and what was sent.
 
     `own` and `paid` are the provider's counts, `own_tokens` and `tokens` our own.
@@ -198,44 +195,6 @@ def _says_so(request: ManagedRequest, place: int) -> bool:
     span = request.split.items[request.chain.preamble.count + place]
     text = FORMATS[request.wire].parse_message(request.split.content[span.start : span.end]).text
     return not text.strip() or _SAYS_SO.search(text) is not None
-
-
-class AnonymousEpochCache:
-    """The epochs that were opened last in unnamed sessions. The oldest are dropped above `most_bytes`."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self._weight = 0
-        self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
-
-    def note(self, request: ManagedRequest, epoch: Epoch) -> None:
-        """Add an epoch that was opened for a request, unless it has a summary, which belongs to its session."""
-        edits = read_plan(epoch).edits
-        if request.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
-            return
-        key = _key_of(request, epoch.through)
-        known = self._known.pop(key, None)
-        self._weight += weigh_epoch(epoch) - (weigh_epoch(known[0]) if known is not None else 0)
-        self._known[key] = epoch, len(request.nodes)
-        while self._weight > self._most:
-            _, dropped = self._known.popitem(last=False)
-            self._weight -= weigh_epoch(dropped[0])
-
-    def find(self, request: ManagedRequest) -> Epoch | None:
-        """Return the epoch of another unnamed session that applies to a request and replaces most of its history."""
-        if request.session.family or not self._known:
-            return None
-        known = (self._known.get(_key_of(request, node)) for node in reversed(request.nodes))
-        return next((each[0] for each in known if each is not None and epoch_applies(*each, request)), None)
-
-    def clear(self) -> None:
-        """Forget everything, because the log has lost a record."""
-        self._known.clear()
-        self._weight = 0
-
-
-def _key_of(request: ManagedRequest, node: bytes) -> _Key:
-    return request.session.tenant, request.session.upstream, request.view, node
 
 
 def weigh_epoch(epoch: Epoch) -> int:

@@ -6,26 +6,23 @@ before anything is sent under it. If the log does not accept it, it changes noth
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import Budget
+from proxy.context.conversation import PlanInputs
 from proxy.context.epoch_decision import AWAITED, NEEDED, PRICED, decide, forecast_calls, record_epoch
 from proxy.context.verbatim import RECENT_GROUPS, find_tail
 from proxy.engine.context.accounting import tell_failure, tell_opened, tell_unreachable
 from proxy.engine.context.epoch_planner import (
     DraftedPlan,
     EpochPlanner,
-    PlanInputs,
     RenderedPlan,
-    extend_unsigned,
-    forget_recall,
-    join_messages,
     list_originals,
-    read_plan,
-    remove_compaction,
+    reduce_epoch,
 )
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.history_cache import HistoryCache
@@ -35,7 +32,8 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus
-from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, Rung
+from proxy.model import Value
+from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, ReducedForm, Rung
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.wire import FORMATS
 
@@ -69,7 +67,7 @@ class _EarlierPlan(NamedTuple):
     excess: int
 
 
-class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
+class _EpochRequest(Value):
     """An epoch that is to open. `name` is its id; `seconds` is how long its plan may take.
 
     `failures` gets what went wrong at each level, by its name. If `is_anew`, the plan carries on nothing of the active
@@ -103,7 +101,6 @@ class FallbackChain:
     ) -> None:
         self._contexts = caches.contexts
         self._histories = caches.histories
-        self._anonymous_epochs = caches.anonymous_epochs
         self.planner = planner
         self._rewriter = rewriter
         self._bus = bus
@@ -134,17 +131,17 @@ class FallbackChain:
             wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds, failures)
             opened = await self._open(state, wanted)
         if opened is None and not self._takes(state):
-            opened = await self.open_uncompacted(state, commit, name or state.request.exchange)
+            opened = await self.open_without(state, "uncompacted", commit, name or state.request.exchange)
         sent = opened or self.keep(state, failures)
         if sent is None:
             wanted = _EpochRequest("hard", commit, name or state.request.exchange, self.seconds, failures, True)
             sent = await self._open_instead(state, wanted) or _send_own(state, None)
-        return msgspec.structs.replace(sent, failed=format_failures(failures)) if failures else sent
+        return replace(sent, failed=format_failures(failures)) if failures else sent
 
     async def _open_instead(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
         """Open an epoch where none can be kept, and the client's own request is above the ceiling."""
-        own = msgspec.structs.replace(state, epoch_tokens=state.history.count_to(state.depth))
-        facts = msgspec.structs.replace(own.facts, is_repeat=False, is_retry=False, is_unshortened=False)
+        own = replace(state, epoch_tokens=state.history.count_to(state.depth))
+        facts = replace(own.facts, is_repeat=False, is_retry=False, is_unshortened=False)
         if own.epoch is None or decide(own.account, facts).why != "hard":
             return None
         async with own.context.opening:
@@ -183,7 +180,7 @@ class FallbackChain:
         result is invalid, and StoreUnavailable.
         """
         state = await self.memory.add(state, self.seconds)
-        context, inputs = state.context, msgspec.structs.replace(self.list_inputs(state, "manual"), goal=goal)
+        context, inputs = state.context, replace(state.list_inputs("manual"), goal=goal)
         draft = await self.planner.draft(state.request, state.history, inputs)
         async with context.opening:
             if context.find(state.view, state.request, is_next=True) is not state.epoch:
@@ -197,117 +194,57 @@ class FallbackChain:
             context.unsent.add(outgoing.epoch.id)
             return outgoing.epoch
 
-    async def open_unsigned(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
-        """Open an epoch that renders what was sent without its signed reasoning, since the upstream refused that.
+    async def open_without(
+        self, state: RequestState, form: ReducedForm, commit: Commit, name: str
+    ) -> OutgoingRequest | None:
+        """Open an epoch that renders what was sent in a reduced form, since the upstream refused more.
 
-        Return None if it has none, or if the result is invalid.
+        Bound reasoning goes, too, since it was made behind other words. Return None if the form has all that was sent,
+        or if the result is invalid.
         """
-        request, parent, signed = state.request, state.epoch, state.history.signed
-        removed = [place for place in signed if place >= state.depth and place not in state.changed]
-        draft = extend_unsigned(request, parent, max([state.depth, *(place + 1 for place in signed[-1:])]))
-        if not removed and (parent is None or draft.rendered == parent.rendered):
+        draft = reduce_epoch(state.request, state.epoch, form, state.history.signed)
+        if draft is None:
             return None
-        wanted = _EpochRequest("unsigned", commit, name, self.seconds, {})
-        tokens = state.tokens - state.count_removed(removed)
-        if parent is not None and parent.tool:
-            tokens -= state.count_recalled(state.depth) - state.count_recalled(draft.plan.through)
+        wanted = _EpochRequest(form, commit, name, self.seconds, {})
+        begun, _ = await self._try(state, "epoch", self._open_reduced(state, draft, wanted))
+        return begun
+
+    async def _open_reduced(
+        self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest
+    ) -> OutgoingRequest | None:
+        """Record an epoch in a reduced form and make it active. Return None if it is the one that is active."""
+        request, parent, removed = state.request, state.epoch, list[int]()
+        if wanted.why == "unsigned" or state.context.reasoning.binds_in(request):
+            signed = state.history.signed
+            removed = [place for place in signed if place >= state.depth and place not in state.changed]
+            strip = FORMATS[request.wire].strip_reasoning
+            draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
         originals, tool = (parent.originals, parent.tool) if parent is not None else ((), b"")
-        state = msgspec.structs.replace(state, tool=tool)
-        epoch = _make_epoch(
-            state, draft, originals, wanted.why, wanted.name, tokens=tokens, now_ms=self._clock.now_ms()
-        )
-        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
-        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
-        return begun
-
-    async def open_untooled(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
-        """Open an epoch that renders what was sent without the tool to recall with, since the upstream refused that.
-
-        Bound reasoning goes, too, since it was made behind other words. Return None if there is no tool, or if the
-        result is invalid.
-        """
-        request, parent = state.request, state.epoch
-        if parent is None or not parent.tool:
+        state = replace(state, tool=b"" if wanted.why == "untooled" else tool)
+        is_same = parent is None or (draft.rendered == parent.rendered and state.tool == tool)
+        if is_same and not removed:
             return None
-        draft = forget_recall(parent)
-        if state.context.reasoning.binds_in(request):
-            strip = FORMATS[request.wire].strip_reasoning
-            draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
-        wanted = _EpochRequest("untooled", commit, name, self.seconds, {})
-        tokens = state.tokens - count_tool(parent.tool) - state.count_recalled(parent.depth)
-        state = msgspec.structs.replace(state, tool=b"")
-        epoch = _make_epoch(
-            state, draft, parent.originals, wanted.why, wanted.name, tokens=tokens, now_ms=self._clock.now_ms()
-        )
-        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(state.list_bound()))
-        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
-        return begun
+        frozen, tokens = await self.measure(state, draft)
+        if wanted.why == "unsigned":
+            recalled = state.count_recalled(state.depth) - state.count_recalled(draft.plan.through) if tool else 0
+            tokens = state.tokens - state.count_removed(removed) - recalled
+        elif wanted.why == "untooled":
+            tokens = state.tokens - count_tool(tool) - state.count_recalled(state.depth)
+        epoch = self._make_epoch(state, draft, originals, wanted.why, wanted.name, tokens=tokens)
+        if wanted.why == "uncompacted":
+            _log.warning("%s", _UNCOMPACTED, extra={"session": epoch.session})
+        body = self._rewrite(state, epoch)
+        await self._record(state, epoch, wanted.commit, frozen)
+        state.find_account(epoch).account = state.account
+        return OutgoingRequest("epoch", body, tokens, epoch, is_opened=True, removed=tuple(removed))
 
-    async def open_alternating(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
-        """Open an epoch that renders what was sent with roles that alternate, since the upstream refused others.
-
-        Bound reasoning goes, too, since it was made behind other words. Return None if there is nothing to join, or if
-        the result is invalid.
-        """
-        request, parent = state.request, state.epoch
-        if parent is None or not parent.depth or parent.is_compacted:
-            return None
-        draft = join_messages(request, parent)
-        if draft.rendered == parent.rendered:
-            return None
-        if state.context.reasoning.binds_in(request):
-            strip = FORMATS[request.wire].strip_reasoning
-            draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
-        frozen = await self._histories.count_messages(request, draft.rendered) + count_tool(parent.tool)
-        state = msgspec.structs.replace(state, tool=parent.tool)
-        tokens = _count_under(state, draft, frozen)
-        epoch = _make_epoch(
-            state, draft, parent.originals, "alternating", name, tokens=tokens, now_ms=self._clock.now_ms()
-        )
-        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, is_opened=True, removed=tuple(state.list_bound()))
-        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
-        return begun
-
-    async def open_uncompacted(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
-        """Open an epoch that renders what is sent without the provider's own compaction: the ledger stands alone.
-
-        The upstream refused it, or is to have none. Bound reasoning goes, too, since it was made behind it. Return None
-        if there is none, or if the result is invalid.
-        """
-        request, parent = state.request, state.epoch
-        draft = remove_compaction(parent) if parent is not None else None
-        if parent is None or draft is None:
-            return None
-        if state.context.reasoning.binds_in(state.request):
-            strip = FORMATS[request.wire].strip_reasoning
-            draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
-        frozen = await self._histories.count_messages(request, draft.rendered) + count_tool(parent.tool)
-        wanted = _EpochRequest("uncompacted", commit, name, self.seconds, {})
-        tokens = state.history.tokens - state.history.count_to(parent.depth) + frozen
-        tokens += state.count_recalled(parent.depth) if parent.tool else 0
-        state = msgspec.structs.replace(state, tool=parent.tool)
-        epoch = _make_epoch(
-            state, draft, parent.originals, wanted.why, wanted.name, tokens=tokens, now_ms=self._clock.now_ms()
-        )
-        _log.warning("%s", _UNCOMPACTED, extra={"session": epoch.session})
-        removed = tuple(state.list_bound())
-        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, is_opened=True, removed=removed)
-        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
-        return begun
-
-    async def _begin_reduced(
-        self, state: RequestState, outgoing: OutgoingRequest, epoch: Epoch, commit: Commit
-    ) -> OutgoingRequest:
-        request = state.request
-        changed = {} if epoch.why == "unsigned" else state.context.reasoning.find_changed(request, epoch)
-        recalled = _list_recalled(state, epoch)
-        body = self._rewriter.rewrite(request, state.history, epoch, changed=changed, recalled=recalled)
+    async def _record(self, state: RequestState, epoch: Epoch, commit: Commit, frozen: int) -> None:
+        """Make an epoch active, for which `frozen` tokens are sent, once it is in the log. Raises StoreUnavailable."""
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
-        self._contexts.add(epoch.session, epoch, len(request.nodes))
-        state.find_account(epoch).account = state.account
+        self._contexts.add(epoch.session, epoch, len(state.request.nodes))
+        state.context.sizes[epoch.id] = frozen
         tell_opened(self._bus, state.request, epoch)
-        return msgspec.structs.replace(outgoing, body=body)
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
         """Open an epoch, or use one that another request opened meanwhile. Return None to use the next level."""
@@ -318,8 +255,6 @@ class FallbackChain:
                 state = state.with_epoch(found, frozen + count_tool(found.tool))
                 if state.tokens < state.budget.high:
                     return self.keep(state, wanted.failures)
-            if taken := await self._adopt(state, wanted):
-                return taken
             # A request above the ceiling is cut even if its plan is late or fails.
             is_needed = wanted.why in NEEDED or state.tokens >= state.budget.high
             return await self._open_levels(state, wanted, ("plan", "minimal") if is_needed else ("plan",))
@@ -349,21 +284,10 @@ class FallbackChain:
             tell_failure(self._bus, state, rung, error)
             return None, error
 
-    async def _adopt(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
-        """Use the epoch of the same messages from another unnamed session. Return None if it is not short enough."""
-        adopted = self._find_anonymous(state)
-        if adopted is None:
-            return None
-        draft = RenderedPlan(read_plan(adopted), adopted.rendered)
-        frozen = await self._histories.count_messages(state.request, draft.rendered) + count_tool(adopted.tool)
-        if msgspec.structs.replace(state, epoch=adopted, epoch_tokens=frozen).tokens >= state.budget.high:
-            return None
-        begun, _ = await self._try(state, "epoch", self._open_planned(state, draft, wanted, "plan"))
-        return None if begun is None else msgspec.structs.replace(begun, rung="epoch", is_opened=False)
-
     async def _plan_and_open(self, state: RequestState, wanted: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
         if rung == "minimal":
-            draft = await self.planner.draft_minimal(state.request, state.history, self._list_wanted(state, wanted))
+            inputs = state.list_inputs(wanted.why, is_anew=wanted.is_anew)
+            draft = await self.planner.draft_minimal(state.request, state.history, inputs)
         else:
             began = self._clock.monotonic()
             state = await self.memory.add(state, wanted.seconds)
@@ -390,7 +314,7 @@ class FallbackChain:
             await self.planner.wait(context.drafting, left)
         if context.drafting is not None:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
-        inputs = self._list_wanted(state, wanted)
+        inputs = state.list_inputs(wanted.why, is_anew=wanted.is_anew)
         if wanted.why in PRICED and (unpaid := _find_unpaid(state, inputs)):
             return unpaid
         earlier = await _find_drafted(self._histories, state, inputs)
@@ -408,7 +332,7 @@ class FallbackChain:
         """Return the plan with which an epoch would open for a request now. Nothing is kept of it."""
         if state.context.drafting is not None:
             await self.planner.wait(state.context.drafting, self.seconds)
-        inputs = self.list_inputs(state, why)
+        inputs = state.list_inputs(why)
         earlier = await _find_drafted(self._histories, state, inputs)
         if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
             return earlier.draft
@@ -423,10 +347,10 @@ class FallbackChain:
             return
         if forecast_calls(state.account, state.facts, state.growth, _LEAD_CALLS) > _LEAD_CALLS:
             return
-        inputs = self.list_inputs(state, "soft")
+        inputs = state.list_inputs("soft")
         is_unpaid = _find_unpaid(state, inputs) is not None
         if state.context.is_draft_due(state.request, state.epoch, inputs, is_unpaid=is_unpaid):
-            self._draft(state, msgspec.structs.replace(inputs, growth=max(1, int(state.growth))))
+            self._draft(state, replace(inputs, growth=max(1, int(state.growth))))
 
     def _draft(self, state: RequestState, inputs: PlanInputs) -> "asyncio.Future[RenderedPlan]":
         """Start to draft a plan, for this request or ahead, and keep it for later requests."""
@@ -439,19 +363,6 @@ class FallbackChain:
         drafting.add_done_callback(lambda _: self._contexts.weigh(request.session.id))
         return drafting
 
-    def list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
-        """Return the inputs of a plan for an epoch that opens for this reason."""
-        return state.list_inputs(why, state.epoch or self._find_anonymous(state))
-
-    def _list_wanted(self, state: RequestState, wanted: _EpochRequest) -> PlanInputs:
-        return state.list_inputs(wanted.why, None) if wanted.is_anew else self.list_inputs(state, wanted.why)
-
-    def _find_anonymous(self, state: RequestState) -> Epoch | None:
-        """Return the epoch of another unnamed session with the same messages, if it offers what this one would."""
-        is_shared = state.epoch is None and state.request.strategy != "snapshot"  # memory is a session's own
-        found = self._anonymous_epochs.find(state.request) if is_shared else None
-        return found if found is not None and found.tool == state.tool else None
-
     async def measure(self, state: RequestState, draft: RenderedPlan) -> tuple[int, int]:
         """Count the tokens of what is sent for a plan, and of all that is sent of a request under it."""
         frozen = await self._histories.count_messages(state.request, draft.rendered) + count_tool(state.tool)
@@ -461,34 +372,61 @@ class FallbackChain:
         self, state: RequestState, draft: RenderedPlan, why: EpochReason, name: str, tokens: int
     ) -> tuple[Epoch, bytes]:
         """Return the epoch of a plan, with this id, and what is sent of a request under it. Raises Invalid."""
-        epochs = [*state.context.epochs, *filter(None, (self._find_anonymous(state),))]
-        known = {original.id: original for epoch in epochs for original in epoch.originals}
+        known = {original.id: original for epoch in state.context.epochs for original in epoch.originals}
         originals = list_originals(draft.plan, state.request, known)
-        epoch = _make_epoch(state, draft, originals, why, name, tokens=tokens, now_ms=self._clock.now_ms())
-        return epoch, _rewrite(self._rewriter, state, epoch)
+        epoch = self._make_epoch(state, draft, originals, why, name, tokens=tokens)
+        pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
+        return epoch, self._rewrite(state, epoch, pinned)
+
+    def _rewrite(self, state: RequestState, epoch: Epoch, pinned: Collection[int] = ()) -> bytes:
+        """Return what is sent under a new epoch. Raises Invalid."""
+        request, changed = state.request, state.context.reasoning.find_changed(state.request, epoch)
+        recalled = _list_recalled(state, epoch)
+        return self._rewriter.rewrite(request, state.history, epoch, pinned, changed=changed, recalled=recalled)
 
     async def _open_planned(
         self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, rung: Rung
     ) -> OutgoingRequest | None:
         """Record an epoch and make it active. Return None if it makes nothing shorter."""
-        context = state.context
         frozen, tokens = await self.measure(state, draft)
         protected = state.history.head.tokens + draft.plan.protected
-        context.protected[state.view] = protected
+        state.context.protected[state.view] = protected
         if tokens >= state.tokens:
             _note_unshortened(state)
             return None
         epoch, body = self.render(state, draft, wanted.why, wanted.name, tokens)
-        if not await wanted.commit(epoch):
-            raise StoreUnavailable("the log did not take the epoch in time")
-        self._contexts.add(epoch.session, epoch, len(state.request.nodes))
-        if rung == "plan" and state.request.strategy != "snapshot":
-            self._anonymous_epochs.note(state.request, epoch)
-        context.sizes[epoch.id] = frozen
+        await self._record(state, epoch, wanted.commit, frozen)
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
         state.find_account(epoch).account = account
-        tell_opened(self._bus, state.request, epoch)
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
+
+    def _make_epoch(
+        self,
+        state: RequestState,
+        draft: RenderedPlan,
+        originals: tuple[Original, ...],
+        why: EpochReason,
+        name: str,
+        *,
+        tokens: int,
+    ) -> Epoch:
+        return Epoch(
+            id=name,
+            session=state.request.session.id,
+            view=state.view,
+            parent=state.epoch.id if state.epoch is not None else "",
+            through=state.request.nodes[draft.plan.through - 1],
+            depth=draft.plan.through,
+            why=why,
+            exchange=state.request.exchange,
+            opened_ms=self._clock.now_ms(),
+            tokens_before=state.to_model_tokens(state.tokens),
+            tokens_after=state.to_model_tokens(tokens),
+            edits=msgspec.json.encode(draft.plan.edits),
+            rendered=draft.rendered,
+            originals=originals,
+            tool=state.tool,
+        )
 
 
 def _find_unpaid(state: RequestState, inputs: PlanInputs) -> RenderedPlan | None:
@@ -525,14 +463,6 @@ def _count_under(state: RequestState, draft: RenderedPlan, frozen: int) -> int:
     return tokens + (state.count_recalled(plan.through) if state.tool else 0)
 
 
-def _rewrite(rewriter: Rewriter, state: RequestState, epoch: Epoch) -> bytes:
-    """Return what is sent under a new epoch. Raises Invalid."""
-    request, history = state.request, state.history
-    pinned = state.context.list_pinned(request.nodes) | request.list_unkept()
-    changed, recalled = state.context.reasoning.find_changed(request, epoch), _list_recalled(state, epoch)
-    return rewriter.rewrite(request, history, epoch, pinned, changed=changed, recalled=recalled)
-
-
 def format_failures(failures: Mapping[Rung, Exception]) -> str:
     """Say why levels failed, in the order in which they were tried.
 
@@ -559,32 +489,3 @@ def _list_recalled(state: RequestState, epoch: Epoch) -> Mapping[int, Recalled]:
         return NO_RECALLED
     behind = {place: each for place, each in state.recalled.items() if place >= epoch.depth}
     return state.context.reasoning.strip_recalled(state.request, epoch, behind)
-
-
-def _make_epoch(
-    state: RequestState,
-    draft: RenderedPlan,
-    originals: tuple[Original, ...],
-    why: EpochReason,
-    name: str,
-    *,
-    tokens: int,
-    now_ms: int,
-) -> Epoch:
-    return Epoch(
-        id=name,
-        session=state.request.session.id,
-        view=state.view,
-        parent=state.epoch.id if state.epoch is not None else "",
-        through=state.request.nodes[draft.plan.through - 1],
-        depth=draft.plan.through,
-        why=why,
-        exchange=state.request.exchange,
-        opened_ms=now_ms,
-        tokens_before=state.to_model_tokens(state.tokens),
-        tokens_after=state.to_model_tokens(tokens),
-        edits=msgspec.json.encode(draft.plan.edits),
-        rendered=draft.rendered,
-        originals=originals,
-        tool=state.tool,
-    )

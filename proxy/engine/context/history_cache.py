@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import has_reference, has_token_bound
 from proxy.context.conversation import CountedMessage
@@ -12,6 +12,7 @@ from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_group
 from proxy.engine.context.tool_offers import NO_RECALLED
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
+from proxy.model import Value
 from proxy.model.epoch import Recalled
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import compute_digest
@@ -33,7 +34,7 @@ _NOTHING = (b"", b"[]", b"null")
 Key = tuple[str, str]
 
 
-class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
+class PromptPrefix(Value):
     """The part of a prompt before the messages: the digest of its instructions, its raw tools, and its tokens.
 
     The digest leaves out what changes with each request, and is no part of what providers cache
@@ -45,7 +46,7 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
+class MeasuredHistory(Value, eq=False):
     """The messages of a request after its preamble, with their structures and token counts."""
 
     nodes: Sequence[bytes]
@@ -152,7 +153,7 @@ def decode_messages(request: ManagedRequest, start: int = 0) -> list[CountedMess
     return [CountedMessage(each.message, each.structure, 0) for each in decoded]
 
 
-class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
+class PartialHistory(Value, eq=False):
     """A history whose newest messages, `pieces`, are not counted yet: `sums` has their bytes, an upper bound.
 
     `most` is the largest possible excess of that bound, in tokens.
@@ -203,12 +204,12 @@ class HistoryCache:
         known, shared = self.find(request)
         head = await self._count_head(request, known)
         if known is not None and shared == len(request.nodes) == len(known.nodes):
-            history = known if known.head is head else msgspec.structs.replace(known, head=head)
+            history = known if known.head is head else replace(known, head=head)
         else:
             structures, tokens = await self._measure(request, request.list_raws(shared))
             history = _extend(known, shared, request, structures, tokens=tokens, head=head)
             if fresh := self._list_guessed(request, shared):
-                history = msgspec.structs.replace(history, guessed=(*history.guessed, *fresh))
+                history = replace(history, guessed=(*history.guessed, *fresh))
             if any(map(_is_long_named, structures)):
                 return history
         if is_kept:
@@ -241,7 +242,7 @@ class HistoryCache:
         tokens = self._counter.count_now(request.model, begun.pieces, request.session.upstream).tokens
         history, shared = begun.history, len(begun.history.sums) - len(tokens)
         sums = extend_shared(history.sums, shared, _sum_tokens(history.count_to(shared), tokens))
-        history = msgspec.structs.replace(history, sums=sums)
+        history = replace(history, sums=sums)
         self._remember(_name(request), history)
         return history
 

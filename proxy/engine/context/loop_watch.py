@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from itertools import islice
 
-import msgspec
 from msgspec.structs import replace
 
 from proxy.context.loops.detection import find_repeated_call, write_note
@@ -25,6 +24,7 @@ from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_stream import PassingClient
 from proxy.engine.runtime import EngineBus
+from proxy.model import Value
 from proxy.model.events import AnswerRead, DoomLoopDetectedEvent
 from proxy.model.exchange import Headers
 from proxy.model.lru import LruCache
@@ -41,7 +41,7 @@ _TOOL_CALL = re.compile(rb"tool_calls|tool_use|function_call|custom_tool_call|_s
 _log = logging.getLogger("palimpsest.loops")
 
 
-class _Loop(msgspec.Struct, frozen=True, gc=False):
+class _Loop(Value):
     """A loop of a session: where the request stood whose response went on with it, and how long it was when told."""
 
     depth: int
@@ -49,7 +49,7 @@ class _Loop(msgspec.Struct, frozen=True, gc=False):
     told: int
 
 
-class _SeenNotes(msgspec.Struct, frozen=True, gc=False):
+class _SeenNotes(Value):
     """The notes of a view's first messages, by index: of so many, which end with `tip`."""
 
     depth: int

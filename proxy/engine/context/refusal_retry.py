@@ -7,10 +7,10 @@ view is not rewritten for a day. If nothing else is left to send, the upstream's
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.context.accounting import label_note, list_labels
@@ -21,7 +21,7 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Refusal, Retry, Start
 from proxy.engine.request import NO_NOTES, ManagedRequest
 from proxy.engine.runtime import EngineBus
-from proxy.model.epoch import Epoch, Plan, Rung
+from proxy.model.epoch import Epoch, Plan, ReducedForm
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingExceededEvent, EpochOpened, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
@@ -29,13 +29,10 @@ from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import (
     Overflow,
-    mentions_alternation,
-    mentions_compaction,
-    mentions_reasoning,
-    mentions_tools,
+    Subject,
+    mentions,
     read_refusal,
     read_stream_start,
-    says_bound,
 )
 
 # The share of the room that is used, since our count may be lower than the upstream's.
@@ -43,10 +40,24 @@ _CAUTION = 0.9
 # The largest share of the window that is reserved for output: more would leave too little for the context.
 _MOST_RESERVED = 0.75
 
-_Level = Literal["alternating", "uncompacted", "untooled", "unsigned", "original", "minimal"]
+_Level = ReducedForm | Literal["original", "minimal"]
 """The form in which a refused rewritten request is sent next."""
 
-_BEGINNING = (None, "alternating", "uncompacted", "untooled")  # the levels before the others, in their order
+_LEVELS: tuple[_Level | None, ...] = (
+    None,
+    "alternating",
+    "uncompacted",
+    "untooled",
+    "unsigned",
+    "original",
+    "minimal",
+)  # in the order in which they are tried; None: what was sent first
+_SUBJECTS: Mapping[ReducedForm, Subject] = {
+    "alternating": "roles",
+    "uncompacted": "compaction",
+    "untooled": "tools",
+    "unsigned": "reasoning",
+}  # what an error may be about if a form helps
 _WITHOUT = {
     "alternating": "with messages joined, so that roles alternate",
     "uncompacted": "without the provider's own compaction",
@@ -139,6 +150,11 @@ class RefusalRetry:
             )
 
     @property
+    def _next_name(self) -> str:
+        """The id of an epoch that opens for the next form."""
+        return f"{self._request.exchange}-{self._k + 1}"
+
+    @property
     def _is_small(self) -> bool:
         """True if the request is surely far below the known window, so that a refusal without a word has other causes.
 
@@ -158,7 +174,7 @@ class RefusalRetry:
         That may be in another session, too, where this one has just begun or nothing of it may be used yet: clients
         change their credentials.
         """
-        if not says_bound(refusal.headers, refusal.content):
+        if not mentions("bound", refusal.headers, refusal.content):
             return False
         request, context = self._request, self._states.caches.contexts.get(self._request.session.id)
         return request.step is None or request.is_new or (context is not None and bool(context.epochs))
@@ -170,7 +186,8 @@ class RefusalRetry:
         changed = {place: strip(raw) for place, raw in enumerate(request.list_raws())}
         told = "the upstream refused its signed reasoning, which may have been made under an epoch"
         plan = Plan(request.exchange, self._k + 1, request.view, "original", reason=told)
-        return self._send("unsigned", make_own_body(request, changed), plan)
+        self._level = "unsigned"
+        return self._keep(make_own_body(request, changed), plan)
 
     async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
         """Retry without signed reasoning, then with the client's bytes, or with a minimal plan if those do not fit."""
@@ -183,99 +200,64 @@ class RefusalRetry:
             said,
             extra={"exchange": self._request.exchange, "session": self._request.session.id},
         )
-        is_about_roles = mentions_alternation(refusal.headers, refusal.content)
-        if self._level is None and is_about_roles and (retry := await self._send_alternating(state, said)):
-            return retry
-        is_about_block = mentions_compaction(refusal.headers, refusal.content)
-        if self._level in _BEGINNING[:2] and is_about_block and (retry := await self._send_uncompacted(state, said)):
-            return retry
-        is_about_tool = mentions_tools(refusal.headers, refusal.content) or self._outgoing.is_opened or self._is_hop
-        if self._level in _BEGINNING[:3] and is_about_tool and (retry := await self._send_untooled(state, said)):
-            return retry
-        is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
-        if self._level in _BEGINNING and is_about_reasoning and (retry := await self._send_unsigned(state, said)):
-            return retry
+        level = _LEVELS.index(self._level)
+        for form in _SUBJECTS:
+            if _LEVELS.index(form) > level and self._may_help(form, state, refusal):
+                outgoing = await self._chain.open_without(state, form, self._commit, self._next_name)
+                if outgoing is not None:
+                    return self._send(form, state, outgoing, said)
         room = state.budget.find_room()
-        if self._level in (*_BEGINNING, "unsigned") and (room is None or state.client_tokens <= room):
-            plan = self._make_plan(state, "original", state.client_tokens, said)
-            plain = msgspec.structs.replace(self._request, notes=NO_NOTES)
+        if level < _LEVELS.index("original") and (room is None or state.client_tokens <= room):
+            plain = replace(self._request, notes=NO_NOTES)
             own = make_own_body(plain, state.context.reasoning.find_changed(plain, None))
-            return self._send("original", own, plan)
+            return self._send("original", state, OutgoingRequest("original", own, state.client_tokens), said)
         if self._level == "minimal":
             return None
-        return await self._send_minimal(state, said)
-
-    async def _send_minimal(self, state: RequestState, said: str) -> Retry | None:
-        """Retry with a minimal new epoch, without signed reasoning."""
-        name = f"{self._request.exchange}-{self._k + 1}"
         state.context.reasoning.bind(state.view)
         budget = state.budget.limit(int(state.tokens * _CAUTION))
-        state = msgspec.structs.replace(state, budget=budget, tool=b"")
-        outgoing = await self._chain.run(state, "overflow", self._commit, name, seconds=0.0)
-        if outgoing.epoch is None or outgoing.tokens >= state.tokens:
-            return None
-        state.context.choose(state.view, self._request, outgoing.epoch.id)
-        plan = self._make_plan(state, outgoing.rung, outgoing.tokens, said)
-        plan = msgspec.structs.replace(plan, epoch=outgoing.epoch.id)
-        self._labels = list_labels(plan, outgoing.epoch, is_opened=True)
-        return self._send("minimal", outgoing.body, plan)
+        outgoing = await self._shorten(replace(state, budget=budget, tool=b""), seconds=0.0)
+        return None if outgoing is None else self._send("minimal", state, outgoing, said)
 
-    async def _send_alternating(self, state: RequestState, said: str) -> Retry | None:
-        """Retry with our messages joined to the user's, under a new epoch. Return None if there is nothing to join."""
-        name = f"{self._request.exchange}-{self._k + 1}"
-        outgoing = await self._chain.open_alternating(state, self._commit, name)
-        return None if outgoing is None else self._send_reduced(state, "alternating", outgoing, said)
+    def _may_help(self, form: ReducedForm, state: RequestState, refusal: Refusal) -> bool:
+        """Return whether a refusal may be about what a form lacks. Not all say so of a tool that is new to them."""
+        is_about = mentions(_SUBJECTS[form], refusal.headers, refusal.content)
+        if form != "untooled":
+            return is_about
+        has_tool = state.epoch is not None and bool(self._states.offers.find(self._request, state.epoch))
+        return has_tool and (is_about or self._outgoing.is_opened or self._is_hop)
 
-    async def _send_uncompacted(self, state: RequestState, said: str) -> Retry | None:
-        """Retry without the provider's own compaction, under a new epoch. Return None if there is none."""
-        name = f"{self._request.exchange}-{self._k + 1}"
-        outgoing = await self._chain.open_uncompacted(state, self._commit, name)
-        return None if outgoing is None else self._send_reduced(state, "uncompacted", outgoing, said)
+    async def _shorten(self, state: RequestState, seconds: float | None = None) -> OutgoingRequest | None:
+        """Return the request under an epoch that opens now, None if nothing shorter can be sent."""
+        outgoing = await self._chain.run(state, "overflow", self._commit, self._next_name, seconds=seconds)
+        return outgoing if outgoing.epoch is not None and outgoing.tokens < state.tokens else None
 
-    async def _send_untooled(self, state: RequestState, said: str) -> Retry | None:
-        """Retry without the tool to recall with, under a new epoch. Return None if it was sent without."""
-        if state.epoch is None or not self._states.offers.find(self._request, state.epoch):
-            return None
-        name = f"{self._request.exchange}-{self._k + 1}"
-        outgoing = await self._chain.open_untooled(state, self._commit, name)
-        return None if outgoing is None else self._send_reduced(state, "untooled", outgoing, said)
-
-    async def _send_unsigned(self, state: RequestState, said: str) -> Retry | None:
-        """Retry without signed reasoning, under a new epoch that renders the same without it.
-
-        So it stays removed. Return None if there is none.
-        """
-        name = f"{self._request.exchange}-{self._k + 1}"
-        outgoing = await self._chain.open_unsigned(state, self._commit, name)
-        return None if outgoing is None else self._send_reduced(state, "unsigned", outgoing, said)
-
-    def _send_reduced(self, state: RequestState, level: _Level, outgoing: OutgoingRequest, said: str) -> Retry:
-        """Retry under an epoch that renders the same without what was refused."""
-        request, name = self._request, outgoing.epoch.id if outgoing.epoch is not None else ""
-        state.context.choose(state.view, request, name)
-        if level == "unsigned" or outgoing.removed:
+    def _send(self, level: _Level, state: RequestState, outgoing: OutgoingRequest, said: str) -> Retry:
+        """Retry in another form, which is learned once it is accepted."""
+        request = self._request
+        if level == "unsigned" or (outgoing.removed and level != "minimal"):
+            name = outgoing.epoch.id if outgoing.epoch is not None else ""
             fresh = state.context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed)
             self._bus.publish(ReasoningRemoved(request.exchange, request.session.id, state.view, name, fresh))
             said = f"{said}; {format_removed(len(outgoing.removed))}"
-        plan = msgspec.structs.replace(self._make_plan(state, "epoch", outgoing.tokens, said), epoch=name)
-        self._labels = list_labels(plan, outgoing.epoch, is_opened=False)
-        return self._send(level, outgoing.body, plan)
+        self._level, plan = level, self._make_plan(state, outgoing, said)
+        self._labels = list_labels(plan, outgoing.epoch, is_opened=level == "minimal")
+        return self._keep(outgoing.body, plan)
 
-    def _send(self, level: _Level, content: bytes, plan: Plan) -> Retry:
-        self._level = level
-        return self._keep(content, plan)
-
-    def _make_plan(self, state: RequestState, rung: Rung, tokens: int, reason: str) -> Plan:
+    def _make_plan(self, state: RequestState, outgoing: OutgoingRequest, reason: str) -> Plan:
+        """Return the plan of the next form, whose history is sent under its epoch from now on."""
+        epoch = outgoing.epoch.id if outgoing.epoch is not None else ""
+        if epoch:
+            state.context.choose(state.view, self._request, epoch)
         return Plan(
             self._request.exchange,
             self._k + 1,
             state.view,
-            rung,
-            state.epoch.id if state.epoch is not None and rung != "original" else "",
+            outgoing.rung,
+            epoch,
             "hard",
             reason,
             state.to_model_tokens(state.client_tokens),
-            state.to_model_tokens(tokens),
+            state.to_model_tokens(outgoing.tokens),
             state.to_model_tokens(state.budget.high),
         )
 
@@ -312,7 +294,7 @@ class RefusalRetry:
         if refused is None or self._plan is None:
             return
         epoch = Epoch(
-            id=f"{request.exchange}-{self._k + 1}",
+            id=self._next_name,
             session=request.session.id,
             view=request.view,
             parent=refused.id,
@@ -341,14 +323,11 @@ class RefusalRetry:
             window = overflow.window
             if retry := self._lower_output(window, sent):
                 return retry
-        state = msgspec.structs.replace(state, budget=self._limit_budget(state, window, sent))
-        name = f"{self._request.exchange}-{self._k + 1}"
-        outgoing = await self._chain.run(state, "overflow", self._commit, name)
-        if outgoing.epoch is None or outgoing.tokens >= state.tokens:
+        state = replace(state, budget=self._limit_budget(state, window, sent))
+        outgoing = await self._shorten(state)
+        if outgoing is None:
             return None
-        state.context.choose(state.view, self._request, outgoing.epoch.id)
-        plan = self._make_plan(state, outgoing.rung, outgoing.tokens, "refused as too long")
-        plan = msgspec.structs.replace(plan, epoch=outgoing.epoch.id)
+        plan = self._make_plan(state, outgoing, "refused as too long")
         self._add_labels(list_labels(plan, outgoing.epoch, is_opened=True))
         return self._keep(outgoing.body, plan)
 

@@ -4,15 +4,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.context.budget import Budget, TokenRatio, has_reference, is_surely_below_soft_mark
-from proxy.context.conversation import BuilderPolicy, MemoryText
+from proxy.context.conversation import BuilderPolicy, MemoryText, PlanInputs
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
 from proxy.context.strategies.turns import find_prompt
 from proxy.context.verbatim import estimate_reasoning
-from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs
+from proxy.engine.context.epoch_planner import DraftedPlan
 from proxy.engine.context.epoch_scope import EpochAccount
 from proxy.engine.context.history_cache import (
     MeasuredHistory,
@@ -29,6 +29,7 @@ from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS,
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
+from proxy.model import Value
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, EpochReason, Pin, Plan, Recalled, Rung
 from proxy.model.exchange import Headers
@@ -38,7 +39,7 @@ from proxy.wire.body import ByteRange
 _NO_HOLDOUT, _BUILDER = Holdout(), BuilderPolicy()
 
 
-class RequestState(msgspec.Struct, frozen=True, gc=False):
+class RequestState(Value):
     """The state of one request.
 
     All tokens, also the budget's, are in the proxy's own count. `ratio` converts them to the model's.
@@ -79,13 +80,10 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         """Tokens of what is sent if no epoch opens."""
-        return (
-            self.history.tokens
-            - self.history.count_to(self.depth)
-            + self.epoch_tokens
-            + (self.count_recalled(self.depth) if self.has_tool else 0)
-            - self.count_removed(self.changed)
-        )
+        history, depth = self.history, self.depth
+        recalled = self.count_recalled(depth) if self.recalled and self.has_tool else 0
+        removed = self.count_removed(self.changed) if self.changed else 0
+        return history.tokens - history.count_to(depth) + self.epoch_tokens + recalled - removed
 
     @property
     def depth(self) -> int:
@@ -155,10 +153,13 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             due_as="memory" if request.strategy == "snapshot" else "turn",
         )
 
-    def list_inputs(self, why: EpochReason, frozen: Epoch | None) -> PlanInputs:
-        """Return the inputs of a plan for an epoch that opens for this reason, in place of `frozen`."""
-        context, request = self.context, self.request
-        if frozen is not None and frozen.tool != self.tool:
+    def list_inputs(self, why: EpochReason, *, is_anew: bool = False) -> PlanInputs:
+        """Return the inputs of a plan for an epoch that opens for this reason.
+
+        If it `is_anew`, it carries on nothing of the active epoch.
+        """
+        context, request, frozen = self.context, self.request, self.epoch
+        if is_anew or (frozen is not None and frozen.tool != self.tool):
             frozen = None  # its ledger says otherwise how originals can be read
         return PlanInputs(
             self.budget,
@@ -186,7 +187,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             return self.facts
         planned = self.history.head.tokens + count_tool(self.tool) + drafted.tokens
         planned = planned if drafted.through else max(planned, self.tokens)
-        return msgspec.structs.replace(self.facts, planned=planned)
+        return replace(self.facts, planned=planned)
 
     def _price_lost(self, bound: Sequence[int]) -> float:
         """Return the price of the reasoning that an epoch takes from the messages which stay behind it.
@@ -210,7 +211,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         """Return the state of the same request under another epoch, for which so many tokens are sent."""
         changed = self.context.reasoning.find_changed(self.request, epoch)
         account = self.find_account(epoch)
-        return msgspec.structs.replace(
+        return replace(
             self,
             epoch=epoch,
             epoch_account=account,
@@ -249,14 +250,14 @@ class _NoMemory:
 NO_MEMORY = _NoMemory()
 
 
-class UncountedState(msgspec.Struct, frozen=True, gc=False):
+class UncountedState(Value):
     """A state whose new messages are not counted yet: its history has their bytes, an upper bound of their tokens."""
 
     state: RequestState
     begun: PartialHistory
 
 
-class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
+class OutgoingRequest(Value):
     """What is sent upstream for a request, with its plan and labels."""
 
     rung: Rung  # the fallback level
@@ -278,7 +279,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
         """Return a copy with more labels, and with a pin."""
-        return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
+        return replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
 
 
 class StateReader:
@@ -410,9 +411,7 @@ class StateReader:
 
     def count(self, uncounted: UncountedState) -> RequestState:
         """Count the new messages of a state. This blocks the event loop."""
-        return msgspec.structs.replace(
-            uncounted.state, history=self.caches.histories.finish(uncounted.state.request, uncounted.begun)
-        )
+        return replace(uncounted.state, history=self.caches.histories.finish(uncounted.state.request, uncounted.begun))
 
     def _make(
         self,

@@ -6,13 +6,13 @@ A rewritten request with a fault that the client's own request does not have is 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, RestoredAnswer, ToolOffers
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Edit, Epoch, Kept, Recalled, Replaced, Written
+from proxy.model.epoch import Edit, Epoch, Kept, Recalled, Replaced, Written, decode_edits
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHE_MEMBER, DEFAULT_LIFETIME
@@ -34,7 +34,6 @@ from proxy.wire.validity import (
 
 _MOST_REMEMBERED = 1024
 _ANY = Provider()
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 _MARKERS_LOST = RequestFault("markers", "lost")
 
@@ -175,8 +174,9 @@ class Rewriter:
         key = epoch.id, hash(epoch.edits), tuple([each.exchange for each in restored])
         judged = self._judged.get(key)
         if judged is None:
-            edits = _edits.decode(epoch.edits)
-            splices = list_splices(request.wire, edits, epoch.rendered, history.structures, epoch.depth)
+            splices = list_splices(
+                request.wire, decode_edits(epoch.edits), epoch.rendered, history.structures, epoch.depth
+            )
             answers = tuple([_make_splice(request.wire, each) for each in restored])
             judged = self._judged[key] = _CheckedSplices(splices, history.structures, answers)
             if len(self._judged) > _MOST_REMEMBERED:
@@ -202,10 +202,8 @@ def _make_splice(wire: str, restored: RestoredAnswer) -> Splice:
 
 def _unmark_splice(splice: Splice, marked: int = NOWHERE) -> Splice:
     """Return a splice without cache markers in what replaces messages; those of the client from `marked` on count."""
-    structures = tuple(
-        [msgspec.structs.replace(each, markers=()) if each.markers else each for each in splice.structures]
-    )
-    return msgspec.structs.replace(splice, structures=structures, marked=marked)
+    structures = tuple([replace(each, markers=()) if each.markers else each for each in splice.structures])
+    return replace(splice, structures=structures, marked=marked)
 
 
 def _is_replaced(place: int, depth: int, restored: Iterable[RestoredAnswer]) -> bool:

@@ -1,7 +1,6 @@
 """Caches of the log for managed sessions: a dropped entry costs time or bytes, never correctness."""
 
 from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_manifest, hold, list_links, split_known
-from proxy.engine.context.epoch_scope import AnonymousEpochCache
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.session_context import SessionContexts
 from proxy.engine.models import PromptSizes
@@ -110,7 +109,7 @@ def _move(span: ByteRange, at: int, by: int) -> ByteRange:
 
 
 class ContextCaches:
-    """Contexts, histories, sent bodies and anonymous epochs, each with at most `most_bytes`."""
+    """Contexts, histories and sent bodies, each with at most `most_bytes`."""
 
     def __init__(
         self, archive: Archive, counter: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
@@ -121,7 +120,6 @@ class ContextCaches:
         # A history that does not fit is read anew with each call: that of 10,000 messages has to.
         self.histories = HistoryCache(counter, most_bytes)
         self.sent = SentBodies(most_bytes // 2, record_cap)
-        self.anonymous_epochs = AnonymousEpochCache(most_bytes // 16)
         self.prompts = PromptSizes()
 
     def forget_lost(self) -> None:
@@ -131,4 +129,3 @@ class ContextCaches:
             self._generation = generation
             self.contexts.clear()
             self.sent.clear()
-            self.anonymous_epochs.clear()

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from proxy.context.budget import Budget
 from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
-from proxy.context.conversation import LiveSummary
+from proxy.context.conversation import LiveSummary, PlanInputs
 from proxy.context.epoch_decision import restore_account
-from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs, RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
 from proxy.engine.context.epoch_scope import (
     ClearedOutputDetector,
     EpochAccount,

@@ -7,9 +7,8 @@ the epoch. Where a request cannot have it, it is sent without.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import msgspec
-
 from proxy.engine.request import ManagedRequest
+from proxy.model import Value
 from proxy.model.epoch import Epoch, HiddenRound, Recalled
 from proxy.model.log import weigh_record
 
@@ -21,7 +20,7 @@ NO_RECALLED: Mapping[int, Recalled] = {}
 REFUSED_MS = 24 * 60 * 60 * 1000
 
 
-class RestoredAnswer(msgspec.Struct, frozen=True, gc=False):
+class RestoredAnswer(Value):
     """What is sent in place of a client's messages from `start` up to `stop`: an answer with its hidden rounds.
 
     From `answered` on they are the client's results, which are sent, too, with the cache markers that they have.

@@ -11,7 +11,7 @@ import msgspec
 
 from proxy.context.memory.traces import fit_text
 from proxy.engine.memory.messages import describe_call, judge_output, list_new_parts
-from proxy.model.epoch import Edit, Replaced
+from proxy.model.epoch import Replaced, decode_edits
 from proxy.model.messages import Message, ToolCall
 from proxy.model.parts import MessagePart, ToolPart
 from proxy.wire.format import Format
@@ -22,7 +22,6 @@ MOST_CHARACTERS = 1000
 _MOST_LOOKED_BACK = 64  # messages before a result, in which its call is looked for
 _MOST_FILES = 20  # of a patch
 _PRUNING = frozenset({"tombstone", "file"})
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 Load = Callable[[int], tuple[bytes, bytes]]
 """Returns the node and the raw message at a place."""
@@ -78,7 +77,7 @@ def list_pruned(form: Format, load: Load, edits: bytes, before: frozenset[int], 
 
 def find_pruned(edits: bytes) -> frozenset[int]:
     """Return the places of the messages in whose stead an epoch sends a line, or an outline."""
-    decoded = _edits.decode(edits) if edits else ()
+    decoded = decode_edits(edits) if edits else ()
     return frozenset([each.place for each in decoded if isinstance(each, Replaced) and each.kind in _PRUNING])
 
 

@@ -473,7 +473,7 @@ def _is_side(query: LineageQuery, known: SessionNodes, base: int) -> bool:
     before, now = known.traits, query.traits
     # Compare with the request whose answer this one continues, if it is in memory, or else with the conversation.
     for depth in range(base - 1, 0, -1):
-        traits = known.get_traits(query.nodes[depth - 1])
+        traits = known.tip_traits.get(query.nodes[depth - 1])
         if traits is not None and known.is_answer(query.nodes[depth]):
             before = traits
             break

@@ -52,7 +52,7 @@ class SessionNodes:
     """
 
     __slots__ = (
-        *("_parents", "_tip_traits", "adopted", "depth", "is_partial", "key"),
+        *("_parents", "adopted", "depth", "is_partial", "key", "tip_traits"),
         *("levels", "marks", "newest", "rewrites", "tips", "traits", "weight"),
     )
 
@@ -69,19 +69,15 @@ class SessionNodes:
         self.is_partial = False
         self.weight = _SESSION_WEIGHT
         self._parents: set[bytes] = set()
-        self._tip_traits: dict[bytes, Traits] = {}
+        self.tip_traits: dict[bytes, Traits] = {}  # of the requests in memory, by their last node
 
     def record_traits(self, tip: bytes, traits: Traits, *, is_side: bool) -> None:
         """Record the traits of a request that ended at this node. A side call never replaces those of the conversation.
 
         Equal traits are kept as one object.
         """
-        if not is_side or tip not in self._tip_traits:
-            self._tip_traits[tip] = self.traits if self.traits is not None and self.traits == traits else traits
-
-    def get_traits(self, tip: bytes) -> Traits | None:
-        """Return the traits of a request that ended at this node, or None if they are not in memory."""
-        return self._tip_traits.get(tip)
+        if not is_side or tip not in self.tip_traits:
+            self.tip_traits[tip] = self.traits if self.traits is not None and self.traits == traits else traits
 
     def add_node(self, row: NodeRow) -> bool:
         """Add a node. Return whether it is newly a proof that a request belongs to this session."""

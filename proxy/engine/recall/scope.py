@@ -11,7 +11,7 @@ from proxy.engine.recall.policy import RecallScope
 from proxy.engine.recorded.conversation import OriginalText, load_history
 from proxy.engine.recorded.lookup import read_back
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced
+from proxy.model.epoch import Epoch, Kept, Replaced, decode_edits
 from proxy.model.errors import NotFound
 from proxy.model.exchange import CONVERSATION, SessionKey
 from proxy.model.log import ExchangeRow
@@ -19,8 +19,6 @@ from proxy.wire import FORMATS
 
 _MOST_SOURCES = 16
 _MOST_LOOKED_AT = 200
-
-_decode_edits = msgspec.json.Decoder(tuple[Edit, ...]).decode
 
 
 class RecallLog(LogReader, Protocol):
@@ -88,7 +86,7 @@ def find_in_view(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes
     """Return the nodes of messages that are sent whole under an epoch."""
     if epoch is None:
         return frozenset(nodes)
-    edits = _decode_edits(epoch.edits) if epoch.edits else ()
+    edits = decode_edits(epoch.edits) if epoch.edits else ()
     kept = [
         edit.place
         for edit in edits

@@ -6,19 +6,16 @@ What counts is the newest call of the session's conversation: what was sent for 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from proxy.engine.ports import Index, LogReader
 from proxy.engine.recall.scope import find_in_view
 from proxy.engine.recorded.conversation import load_history
 from proxy.engine.recorded.lookup import find_newest_call, load_sent_epoch
-from proxy.model.epoch import Edit, Epoch, Replaced, Written
+from proxy.model.epoch import Epoch, Replaced, Written, decode_edits
 from proxy.model.errors import NotFound
 from proxy.model.lru import LruCache
 from proxy.model.search import OURS, Hit, Visibility
 
 _MOST_SESSIONS = 64
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class _SentCall(NamedTuple):
@@ -75,7 +72,7 @@ class VisibilityReader:
 def _describe(exchange: str, nodes: Sequence[bytes], epoch: Epoch | None) -> _SentCall:
     short: set[bytes] = set()
     texts: list[str] = []
-    for edit in _edits.decode(epoch.edits) if epoch is not None and epoch.edits else ():
+    for edit in decode_edits(epoch.edits) if epoch is not None and epoch.edits else ():
         if isinstance(edit, Written):
             short.update(nodes[edit.start : edit.stop])
             texts.append(edit.text)

@@ -7,12 +7,9 @@ holder that is the message. The holder is a row id in the log: a `payload` with 
 
 import sqlite3
 from base64 import b32decode, b32encode
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from proxy.model.epoch import Edit, Replaced, Written
+from proxy.model.epoch import Edit, Replaced, Written, decode_edits
 from proxy.model.errors import ProxyError
 from proxy.store.search.texts import LONGEST_TEXT, MessageText, list_texts
 from proxy.store.sqlite.codec import unpack
@@ -33,8 +30,6 @@ _PAYLOAD = "SELECT codec, bytes FROM payload WHERE id = ?"
 _WIRE = "SELECT wire, id FROM exchange WHERE seq = ?"
 _EDITS = "SELECT p.codec, p.bytes FROM epoch x JOIN payload p ON p.id = x.edits WHERE x.seq = ?"
 _SUMMARY_TEXT = "SELECT p.codec, p.bytes FROM summary x JOIN payload p ON p.id = x.text WHERE x.seq = ?"
-
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class Address(NamedTuple):
@@ -86,11 +81,6 @@ def load_text(log: sqlite3.Connection, address: int, holder: int, exchange: int)
         return None
 
 
-def list_edits(content: bytes) -> Sequence[Edit]:
-    """Return the edits of an epoch. Raises ValueError if they cannot be read."""
-    return _edits.decode(content)
-
-
 def read_edit(edit: Edit) -> MessageText | None:
     """Return the text of an edit that is searched: a ledger, or the outline that stands for a large output."""
     if isinstance(edit, Written) and not edit.report and edit.text:
@@ -118,7 +108,7 @@ def _load_summary(log: sqlite3.Connection, seq: int) -> MessageText | None:
 
 def _load_edit(log: sqlite3.Connection, seq: int, item: int) -> MessageText | None:
     row = log.execute(_EDITS, (seq,)).fetchone()
-    return None if row is None else read_edit(list_edits(unpack(*row))[item])
+    return None if row is None else read_edit(decode_edits(unpack(*row))[item])
 
 
 def _load_message_text(log: sqlite3.Connection, where: Address, holder: int, exchange: int) -> MessageText | None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from proxy.context.user_rules import find_rules
-from proxy.model.epoch import Written
+from proxy.model.epoch import Written, decode_edits
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lru import LruCache
 from proxy.model.search import SAID, IndexHealth
@@ -26,7 +26,7 @@ from proxy.retrieval.postings import SESSION_SHIFT, Source
 from proxy.retrieval.vectors import PassageBatch, VectorBatch
 from proxy.store.search import changes, erasing, schema, vectors
 from proxy.store.search.changes import NewMessage
-from proxy.store.search.entries import EPOCH, SUMMARY, Address, list_edits, load_text, read_edit
+from proxy.store.search.entries import EPOCH, SUMMARY, Address, load_text, read_edit
 from proxy.store.search.texts import MessageText, address_text, list_texts
 from proxy.store.search.writer import EntrySource, IndexedSession, IndexWriter
 from proxy.store.sqlite.connection import FILE_ERRORS, advise, connect_reader
@@ -394,7 +394,7 @@ class Indexer:
             session = self._open_session(id)
             end = changes.find_turn(self._log, id, through)
             chain = changes.list_chain(self._log, id, end, depth) if end else []
-            for item, edit in enumerate(list_edits(content)):
+            for item, edit in enumerate(decode_edits(content)):
                 text = read_edit(edit)
                 if text is None or not chain:
                     continue

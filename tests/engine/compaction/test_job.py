@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from proxy.context.compaction.spans import MessageRange
+from proxy.context.conversation import PlanInputs
 from proxy.context.epoch_decision import forecast_calls
 from proxy.engine.compaction.job import SentRequest, SummaryJob, find_foreign_messages, format_date, list_references
-from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs, RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
 from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import compute_digest

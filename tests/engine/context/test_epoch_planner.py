@@ -9,8 +9,8 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import LiveSummary, PlanRequest
-from proxy.engine.context.epoch_planner import PlanInputs, compute_plan, list_originals, read_plan, remove_compaction
+from proxy.context.conversation import LiveSummary, PlanInputs, PlanRequest
+from proxy.engine.context.epoch_planner import compute_plan, list_originals, read_plan, reduce_epoch
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.policy import Provider
@@ -274,7 +274,7 @@ async def test_a_providers_own_compaction_is_only_for_an_upstream_that_takes_it(
     subject = make_subject(HISTORY)
     history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
     job = planner.make_job(subject, history, PlanInputs(BUDGET, reports=reports))
-    assert job.reports == (reports if is_taken else reports[:1])
+    assert job.inputs.reports == (reports if is_taken else reports[:1])
     assert planner.takes_compactions(subject) == is_taken
 
 
@@ -293,7 +293,8 @@ def test_an_epoch_is_rendered_the_same_without_it() -> None:
     epoch = msgspec.structs.replace(
         make_epoch("e", 2), edits=msgspec.json.encode(edits), rendered=(_BLOCK.encode(), b"{}", b"[]")
     )
-    made = remove_compaction(epoch)
+    made = reduce_epoch(make_subject(HISTORY), epoch, "uncompacted", ())
     assert made is not None
     assert (made.plan.edits, made.rendered, made.plan.through) == (edits[1:], (b"{}", b"[]"), 2)
-    assert remove_compaction(msgspec.structs.replace(epoch, edits=msgspec.json.encode(edits[1:]))) is None
+    bare = msgspec.structs.replace(epoch, edits=msgspec.json.encode(edits[1:]))
+    assert reduce_epoch(make_subject(HISTORY), bare, "uncompacted", ()) is None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from proxy.context.conversation import LiveSummary
+from proxy.context.conversation import LiveSummary, PlanInputs
 from proxy.context.epoch_decision import CacheCostAccount
 from proxy.engine.context import session_context as module
-from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs, RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Compacted, ContextPlan, Epoch, Kept, Original, Pin, StoredContext, Summary

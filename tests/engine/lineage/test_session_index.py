@@ -217,10 +217,10 @@ def test_weight_grows_with_what_is_new_only(known: SessionNodes) -> None:
 
 def test_what_a_request_was_like_is_known_by_its_tip_and_that_of_the_conversation_counts(known: SessionNodes) -> None:
     main, ask = (Traits("m", has_tools=has, system=b"s", is_stream=True) for has in (True, False))
-    assert known.get_traits(A) is None
+    assert known.tip_traits.get(A) is None
     known.record_traits(A, ask, is_side=True)
-    assert known.get_traits(A) is ask
+    assert known.tip_traits.get(A) is ask
     known.traits = main
     known.record_traits(A, msgspec.structs.replace(main), is_side=False)
     known.record_traits(A, ask, is_side=True)
-    assert known.get_traits(A) is main  # one object for all that are alike
+    assert known.tip_traits.get(A) is main  # one object for all that are alike

@@ -26,7 +26,7 @@ def test_steps_have_the_numbers_of_the_ledger() -> None:
     history = make_history(*WORK)
     form = FORMATS[history.wire]
     counted = [CountedMessage(form.parse_message(raw), form.parse_structure(raw), 1) for raw in WORK]
-    view = PlanRequest(counted, 0, make_budget(None, None, None, BudgetPolicy()), lambda *_: "")
+    view = PlanRequest(make_budget(None, None, None, BudgetPolicy()), messages=counted, head=0, name=lambda *_: "")
     index = index_conversation(view, BuilderPolicy(), extract_features)
     for number, step in enumerate(index.steps, 1):
         assert history.list_places(number) == step.places

@@ -89,7 +89,7 @@ def serve(settings: Settings, *, until_unused: bool = False, companion: Companio
 
     With a companion it says nothing of itself at the start. Return 0, or 1 if it could not start or has lost records.
     """
-    log = settings.log_policy()
+    log = settings.log
     configure_logging(log if companion is None else replace(log, level="warning"))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -113,7 +113,7 @@ def serve_mcp(settings: Settings) -> None:
         raise ConfigError([Problem("mcp", str(error))]) from error
 
     async def serve() -> None:
-        log, clock, policy = open_log(settings), SystemClock(), settings.recall_policy()
+        log, clock, policy = open_log(settings), SystemClock(), settings.recall
         index = open_index(settings)
         try:
             await log.list_sessions(1)  # says at once if there is no log
@@ -188,7 +188,7 @@ def _log_access(app: ASGIApp, engine: Engine, settings: Settings) -> AccessLog |
 
 def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
     """Make a span for each call, if the settings name a collector. Raises ConfigError without the extra."""
-    policy = settings.telemetry.policy()
+    policy = settings.telemetry
     if not policy.endpoint:
         return None
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
@@ -243,12 +243,12 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
     )
-    inputs = SavingsInputs(prices, settings.budget_policy())
+    inputs = SavingsInputs(prices, settings.budget)
     erasing, turns = EraseApi(engine.erasing), TurnsApi(engine.turns)
     sessions = SessionsApi(engine.archive, inputs, erasing, turns, settings.doom_loop.threshold)
     engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
-    tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
+    tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall)
     app = build_routes(
         policy,
         engine.exchanges,
@@ -260,9 +260,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.memory_compaction.memory.archive),
         doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.misplaced)),
-        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
+        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot, inputs),
         events=EventsApi(engine.archive, engine.events),
-        maps=MapsApi(OperatorEngine(engine.conversations, settings.operators.policy(), engine.sandbox)),
+        maps=MapsApi(OperatorEngine(engine.conversations, settings.operators, engine.sandbox)),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )
@@ -339,7 +339,7 @@ def _describe_upstream(policy: UpstreamPolicy, settings: Settings) -> str:
     stated = settings.stated_windows().get(policy.name)
     if stated is None or settings.mode != "manage":
         return f"{policy.name}: {place}{route}"
-    budget = make_budget(stated.window, None, None, settings.budget_policy())
+    budget = make_budget(stated.window, None, None, settings.budget)
     marks = f"shortened from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
     return f"{policy.name}: {place}{route}, {marks}"
 
@@ -348,7 +348,7 @@ def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield which calls are shortened, from how many tokens on, or that they are only recorded."""
     paths = ", ".join(form.path_ending for form in FORMATS.values())
     if settings.mode == "manage":
-        budget = make_budget(None, None, None, settings.budget_policy())
+        budget = make_budget(None, None, None, settings.budget)
         marks = f"from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
         yield "shortened", f"{paths}, {marks} (fewer for models with a small window)"
     elif settings.mode == "observe":

@@ -15,6 +15,7 @@ from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
+from proxy.context.conversation import SnapshotPolicy
 from proxy.context.epoch_decision import Holdout
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.summarizer import build_summarizer
@@ -45,7 +46,7 @@ from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.requests import follow_requests
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
-from proxy.engine.policy import EnginePolicy, Provider, SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock, Upstream
 from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
@@ -170,7 +171,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), clock or SystemClock(), TaskRunner()
-    policy, bus = settings.engine_policy(), EngineBus(tasks)
+    policy, providers, bus = settings.engine_policy(), settings.providers(), EngineBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([(connect or build_upstream)(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
@@ -185,7 +186,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     worker, count = _build_worker(settings, policy, is_indexed=connect is None), partial(count_text, tokenizer)
     models = build_models(settings, tokenizer, tasks, worker, clock)
     builder = ContextBuilder(settings.builder_policy(), count, features.find)
-    planner = EpochPlanner(worker, builder, archive.salt, settings.providers())
+    planner = EpochPlanner(worker, builder, archive.salt, providers)
     caches = ContextCaches(archive, models.counter, policy.cache_bytes // 4, policy.record_cap_bytes)
     trigger = _build_compaction(
         *(settings, policy),
@@ -207,20 +208,21 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         planner=planner,
         bus=bus,
         clock=clock,
-        providers=settings.providers(),
+        providers=providers,
         caches=caches,
         observer=trigger,
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
         is_patient=connect is not None,
-        offers=build_offers(is_on=settings.recall_policy().inject),
+        offers=build_offers(is_on=settings.recall.inject),
         scan_messages=settings.turns.scan_messages,
     )
     index = _build_index(settings, worker, trigger)
-    recall = Recall(archive, index, clock, settings.recall_policy())
-    recalling, cap = settings.recall_policy(), policy.record_cap_bytes
-    rounds = build_rounds(recall, recalling, controller.states, lineage, bus=bus, record_cap=cap)
-    held = build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock)
+    recall, cap = Recall(archive, index, clock, settings.recall), policy.record_cap_bytes
+    rounds = build_rounds(recall, settings.recall, controller.states, lineage, bus=bus, record_cap=cap)
+    held = build_histories(
+        settings.nudge, policy, archive, resolver, bus=bus, clock=clock, turns=settings.turns, providers=providers
+    )
     exchanges = ExchangeService(
         policy,
         FORMATS,
@@ -230,21 +232,20 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         controller=controller,
         recall=rounds,
         histories=held,
-        loops=LoopWatch(bus, policy.loop_threshold, policy.loop_action) if policy.loop_threshold else None,
+        loops=LoopWatch(bus, loops.threshold, loops.action) if (loops := settings.doom_loop).threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
     epoch_admin, sandbox = EpochAdmin(controller.states, archive, durability, bus, SystemIds()), SandboxProcesses()
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
     events, webhooks = _build_events(settings, archive, bus, tasks, models, is_told=connect is None)
-    memory, schedule = memory_compaction.memory, trigger.worker.schedule
-    known = (exchanges, lineage, reader, resolver, schedule, caches, held, memory, features)
-    live = LiveSessions(*known, (worker.restart, sandbox.restart))
+    known = (exchanges, lineage, reader, resolver, trigger.worker.schedule, caches, held, memory_compaction.memory)
+    live = LiveSessions(*known, features, (worker.restart, sandbox.restart))
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
-    retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
+    retention = Retention(policy=settings.store, erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
     wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
-    turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=policy.record_cap_bytes, **wired)
-    files = build_files(settings.file_policy(), turns.recorder, trigger, planner, worker=worker, secret=archive.salt)
+    turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=cap, **wired)
+    files = build_files(settings.files, turns.recorder, trigger, planner, cap=cap, worker=worker, secret=archive.salt)
     return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, files, sandbox)
 
 
@@ -261,7 +262,7 @@ def _build_events(
     EventPublisher(
         bus, stream, prices, number=archive.number_calls, tasks=tasks, call_later=call_later, now_ms=clock.now_ms
     )
-    policies, ids = settings.webhook_policies() if is_told else (), SystemIds()
+    policies, ids = settings.events.webhooks if is_told else (), SystemIds()
     return stream, Webhooks(stream, [_build_webhook(policy, bus, tasks, ids) for policy in policies])
 
 
@@ -288,7 +289,7 @@ def _build_worker(settings: Settings, policy: EnginePolicy, *, is_indexed: bool)
 
 
 def _build_index(settings: Settings, worker: WorkerProcess, trigger: CompactionTrigger) -> SearchIndex:
-    embed = build_embedding(settings.recall_policy().embedding_model, trigger, worker)
+    embed = build_embedding(settings.recall.embedding_model, trigger, worker)
     return SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
 
 
@@ -369,7 +370,7 @@ def _build_memory(
         ids=SystemIds(),
     )
     compaction = build_memory_compaction(archive, durability, clock, manual)
-    attach_snapshots(trigger, controller, compaction.memory, settings.snapshot_policy())
+    attach_snapshots(trigger, controller, compaction.memory, settings.snapshot)
     controller.states.is_asked = follow_requests(compaction, trigger.worker.tasks, trigger.worker.progress.bus).is_due
     return compaction
 
@@ -400,7 +401,7 @@ def _build_compaction(
     clock: Clock,
 ) -> CompactionTrigger:
     summarizer = build_summarizer(
-        settings.compaction_policy(),
+        settings.compaction,
         policy,
         relay=relay,
         memory=caches,
@@ -417,7 +418,7 @@ def _build_compaction(
         texts=texts,
     )
     return build_trigger(
-        settings.compaction_policy(),
+        settings.compaction,
         summarizer,
         archive=archive,
         gate=durability,
@@ -462,4 +463,4 @@ def build_models(
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock, sized=settings.stated_sizes())
     most = settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT
     counting = TokenCounter(tokenizer, most, worker, is_by_model=tokenizer.is_by_model)
-    return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
+    return Models(catalog, counting, settings.budget, clock, tasks.spawn, stated=settings.models)

@@ -45,7 +45,7 @@ async def measure(settings: Settings, listings: Mapping[str, bytes] = NO_LISTING
     for upstream, content in listings.items():
         catalog.note_listing(upstream, content)
     prices = PriceList(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.providers())
-    return SavingsInputs(prices, settings.budget_policy())
+    return SavingsInputs(prices, settings.budget)
 
 
 def open_log(settings: Settings) -> SqliteReader:

@@ -58,7 +58,7 @@ def note_address(settings: Settings, port: int) -> Iterator[None]:
 
 def find_address(settings: Settings) -> str:
     """Return the server's address: from the settings if they name a port, else the one that the server has noted."""
-    is_stated = settings.server.port and "port" in settings.server.model_fields_set
+    is_stated = settings.server.port and "server.port" in settings.model_fields_set
     noted = [] if is_stated else _read_noted(settings)
     return noted[0] if noted else name_address(settings.server.host, settings.server.port)
 

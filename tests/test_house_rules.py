@@ -38,7 +38,7 @@ MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
-    "proxy/model": 18,
+    "proxy/model": 19,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
@@ -72,29 +72,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 582_261, 337_910
+MOST_TOKENS, MOST_CORE_TOKENS = 579_548, 334_842
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_605,
-    "proxy/cli": 35_364,
-    "proxy/config": 11_134,
-    "proxy/context": 74_011,
+    "proxy": 9_577,
+    "proxy/cli": 35_363,
+    "proxy/config": 6_131,
+    "proxy/context": 74_259,
     "proxy/demo": 6_673,
-    "proxy/doctor": 4_923,
-    "proxy/engine": 182_145,
-    "proxy/model": 11_815,
+    "proxy/doctor": 4_905,
+    "proxy/engine": 183_003,
+    "proxy/model": 12_992,
     "proxy/read": 27_428,
     "proxy/retrieval": 12_287,
-    "proxy/sdk": 8_714,
-    "proxy/server": 28_442,
-    "proxy/store": 60_509,
-    "proxy/telemetry": 8_408,
+    "proxy/sdk": 8_683,
+    "proxy/server": 28_648,
+    "proxy/store": 59_892,
+    "proxy/telemetry": 8_459,
     "proxy/transcripts": 9_818,
     "proxy/trial": 8_983,
-    "proxy/upstream": 13_606,
+    "proxy/upstream": 14_051,
     "proxy/wire": 61_268,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 22, 152, 140
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 16, 152, 140
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -13,7 +13,7 @@ from proxy.cli.formatting import make_plain
 from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.views.naming import read_session
 from proxy.config import ConfigError, Settings, find_memory_folder, load_settings
-from proxy.config.reference import render_example
+from proxy.config.reference import make_schema, render_example
 from proxy.engine.memory.files import load_files
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.documents import write_json
@@ -149,7 +149,7 @@ def check(file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Sett
 @config.command()
 def schema() -> None:
     """Write the JSON Schema of the settings, for editors."""
-    typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
+    typer.echo(json.dumps(make_schema(), indent=2).replace("Policy", "Settings"))  # what sections are called there
 
 
 @config.command()

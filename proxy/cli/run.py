@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Annotated
@@ -188,7 +188,7 @@ class _Chooser:
         port = settings.server.port
         given = {**self.options, **options, "--data": str(settings.data.absolute()), "--port": str(port)}
         # From here on the port is the one that the server has noted.
-        server = settings.server.model_copy(update={"port": 0})
+        server = replace(settings.server, port=0)
         words = tuple(f"{name}={value}" for name, value in given.items())
         return Target(settings.model_copy(update={"server": server}), words, has_all)
 

@@ -16,10 +16,12 @@ Path = Sequence[str | int]
 Source = tuple[Any, Callable[[Path], str]]
 
 _MESSAGES = {
+    "dataclass_type": "must be a section: keys and values below it",
     "model_type": "must be a section: keys and values below it",
     "tuple_type": 'must be a list; in an environment variable as JSON, such as ["a", "b"]',
     "missing": "is required",
 }
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 # The labels that pydantic adds to a path for the members of a union type, such as `tuple[...]`.
 _LABEL = re.compile(r"[a-z-]+\[.+\]", re.DOTALL)
 
@@ -65,8 +67,9 @@ def list_problems(error: ValidationError, sources: Sequence[Source], known: Coll
 
 def describe_error(error: ErrorDetails, known: Collection[str]) -> str:
     """Return what is wrong and what to do about it. For an unknown key, suggest the most similar known one."""
-    if error["type"] != "extra_forbidden":
-        return _MESSAGES.get(error["type"]) or error["msg"].replace("Input should", "must", 1)
+    if error["type"] not in _UNKNOWN_KEY:
+        what = error["msg"].removeprefix("Value error, ")
+        return _MESSAGES.get(error["type"]) or what.replace("Input should", "must", 1)
     path = error["loc"]
     key = format_path([part for part in path if isinstance(part, str)])
     same_name = [each for each in known if each.rpartition(".")[2] == path[-1]]

@@ -4,10 +4,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import ValidationError
@@ -113,6 +114,14 @@ class Environment(EnvSettingsSource):
         names = takewhile(lambda part: isinstance(part, str), path)
         wanted = f"{PREFIX}{'__'.join(map(str, names))}".upper()
         return next((name.upper() for name in self.env_vars if name.upper().startswith(wanted)), wanted)
+
+    def next_field(self, field: Any, key: str, case_sensitive: bool | None = None) -> FieldInfo | None:
+        """Return the field of a section, or of what its source does know, that a part of a name means."""
+        section = getattr(field, "annotation", field)
+        if is_dataclass(section):
+            kind = get_type_hints(section).get(key)
+            return FieldInfo.from_annotation(kind) if kind else None
+        return super().next_field(field, key, case_sensitive)
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         """Parse a list or section from JSON; keep other text, so that it is refused with all other errors at once."""

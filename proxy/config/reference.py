@@ -1,16 +1,18 @@
-"""The reference of all settings, generated from their classes: the list of keys and the commented example file."""
+"""The reference of all settings, generated from their classes: JSON Schema, list of keys, commented example file."""
 
+import ast
+import inspect
 import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeGuard, get_args, get_origin
+from itertools import pairwise
+from typing import Any, cast
 
-from pydantic import BaseModel, SecretStr
-from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
 from proxy.config.settings import Settings
-from proxy.config.value_types import AUTO
+from proxy.model.settings import AUTO
 
 _HEAD = """\
 Settings of palimpsest. Every key stands here with its default, commented out: remove the # in front of a key to set it.
@@ -32,18 +34,49 @@ class SettingKey:
     is_section: bool
 
 
+class DescribingSchema(GenerateJsonSchema):
+    """JSON Schema in which each field of a section is described by the text below it.
+
+    The sources are read when a schema is made: pydantic's `use_attribute_docstrings` reads them with every start.
+    """
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the schema of all settings."""
+        return _describe(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the schema of a section."""
+        return _describe(super().dataclass_schema(schema), schema["cls"])
+
+
+def _describe(schema: dict[str, Any], section: type) -> dict[str, Any]:
+    (tree,) = ast.parse(inspect.getsource(section)).body
+    for field, text in pairwise(cast("ast.ClassDef", tree).body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                if name in schema["properties"]:
+                    schema["properties"][name]["description"] = " ".join(meaning.split())
+    return schema
+
+
+def make_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the settings."""
+    return Settings.model_json_schema(schema_generator=DescribingSchema)
+
+
 def list_keys() -> list[SettingKey]:
     """Return all sections and keys in order, a section before its keys; `upstreams` stands for each of its elements."""
-    return list(_walk(Settings, ()))
+    schema = make_schema()
+    return list(_walk(schema, schema["$defs"], ()))
 
 
 def name_keys() -> list[str]:
     """Return the paths of all sections and keys, joined by dots; of mappings, too (`pricing.MODEL.input`)."""
-    keys = list_keys()
-    for name, field in Settings.model_fields.items():
-        if get_origin(field.annotation) is dict:
-            for kind in filter(_is_section, get_args(field.annotation)):
-                keys += _walk(kind, (name, "MODEL"))
+    schema = make_schema()
+    keys = list(_walk(schema, schema["$defs"], ()))
+    for name, each in schema["properties"].items():
+        if section := _find_section(each.get("additionalProperties", {}), schema["$defs"]):
+            keys += _walk(section, schema["$defs"], (name, "MODEL"))
     return [".".join(key.path) for key in keys]
 
 
@@ -73,35 +106,23 @@ def format_default(key: SettingKey) -> str:
     return f"{key.default:g}" if isinstance(key.default, float) else json.dumps(key.default)
 
 
-def _walk(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[SettingKey]:
-    for name, field in model.model_fields.items():
-        section = _find_section(field)
+def _walk(schema: Any, sections: Any, above: tuple[str, ...]) -> Iterator[SettingKey]:
+    for name, each in schema["properties"].items():
         path = (*above, name)
-        if section is None:
-            yield SettingKey(path, _render_default(field.default), field.description or "", is_section=False)
+        # Entries of a list of which there are none without the user are the user's own.
+        section = _find_section(each, sections) or (
+            each.get("default") and _find_section(each.get("items", {}), sections)
+        )
+        if section:
+            yield SettingKey(path, None, each.get("description") or section["description"], is_section=True)
+            yield from _walk(section, sections, path)
         else:
-            yield SettingKey(path, None, field.description or section.__doc__ or "", is_section=True)
-            yield from _walk(section, path)
+            default = each.get("default")
+            yield SettingKey(path, AUTO if default is None else default, each["description"], is_section=False)
 
 
-def _find_section(field: FieldInfo) -> type[BaseModel] | None:
-    if get_origin(field.annotation) is dict or field.default == ():
-        return None  # its keys are the user's own, or its entries, of which there are none without the user
-    return next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)), None)
-
-
-def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _render_default(default: Any) -> Any:
-    if isinstance(default, SecretStr):
-        return default.get_secret_value()
-    if default is None:
-        return AUTO
-    if isinstance(default, tuple):
-        return list(default)
-    return default if isinstance(default, str | int | float | dict) else str(default)
+def _find_section(node: Any, sections: Any) -> Any:
+    return sections.get(node.get("$ref", "").rpartition("/")[2])
 
 
 def _comment(text: str, indent: str) -> list[str]:

@@ -4,7 +4,7 @@ A budget follows from window, output and policy alone. No tokens are counted whe
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import itemgetter
@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from proxy.context.model_catalog import Family
 from proxy.model import Value
 from proxy.model.card import UNPRICED, Prices
-from proxy.model.epoch import Pressure
+from proxy.model.epoch import Pressure, Strategy
+from proxy.model.settings import AutoFraction, AutoMargin, AutoTokens, DottedPath, PositiveFraction, Tokens
 
 _T = TypeVar("_T")
 
@@ -58,39 +59,64 @@ _ADDED_BY_PROVIDER = 1024
 
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
-    """The settings of the same names. A ceiling of None is `auto`; fractions of None depend on the budget's size."""
+    """How many tokens a request may send upstream."""
 
-    ceiling_tokens: int | None = None
-    soft_fraction: float | None = None
-    low_fraction: float | None = None
-    output_reserve: int = 8192
-    compaction_reserve: int = 20_000
-    memory_marks: tuple[
-        tuple[str, "MemoryMark"], ...
-    ] = ()  # by shell patterns of models; the first that matches counts
+    ceiling_tokens: AutoTokens = None
+    """Most tokens of a request, tools included. auto: 128,000, or fewer where the model's long-context prices begin
+    earlier (docs/ceiling.md). Where system prompt and tools alone take more than 0.8 of it, messages keep 0.2 to 0.3
+    of it beside them."""
+    soft_fraction: AutoFraction = None
+    """Fraction of the budget above which a context is shortened if it pays. auto: 0.6; large ones 0.4."""
+    low_fraction: AutoFraction = None
+    """Fraction of the budget to which a context is shortened. auto: 0.3; large ones 0.2."""
+    output_reserve: Tokens = 8192
+    """Tokens reserved for the response where the request sets no limit, if the model allows as many."""
+    compaction_reserve: Tokens = 20_000
+    """Further tokens of the window kept free, at most an eighth of it."""
+    estimator: DottedPath = ""
+    """Dotted path of a function estimate(text, model=None) that returns the tokens of a text as an int. It is used
+    wherever text is counted, in the worker process, too; model is None for what no model reads yet. Empty: OpenAI's
+    encodings."""
 
-    def find_memory_mark(self, model: str) -> "MemoryMark":
-        """Return what decides when memory is made of the requests to a model."""
-        return next((each for pattern, each in self.memory_marks if fnmatchcase(model, pattern)), _MEMORY_MARK)
+    def __post_init__(self) -> None:
+        """Raise ValueError if nothing could be gained."""
+        if self.soft_fraction is not None and self.low_fraction is not None and self.low_fraction >= self.soft_fraction:
+            raise ValueError("low_fraction must be below soft_fraction, or nothing is gained")
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryMark:
-    """When the strategy `snapshot` makes memory: once a prompt has more than `ratio` of the tokens for input.
+class ModelPolicy:
+    """What differs by model."""
 
-    These are the ceiling, or what the window leaves beside the output, less a margin of `margin_tokens`; None: 3 %.
-    """
+    strategy: Strategy | None = None
+    """Strategy of its requests. Without: as for all models."""
+    window: AutoTokens = None
+    """Its context window; tokens. auto: as known of the model."""
+    max_output: AutoTokens = None
+    """Most tokens of a response. auto: as known of the model."""
+    compaction_ratio: PositiveFraction = 0.8
+    """Strategy snapshot: share of the tokens for input above which memory is made."""
+    safety_margin_tokens: AutoMargin = None
+    """Strategy snapshot: tokens left of these for errors of counting. auto: 3 %."""
 
-    ratio: float = 0.8
-    margin_tokens: int | None = None
+    def compute_memory_mark(self, room: int) -> int:
+        """Return the tokens of a prompt at which the strategy `snapshot` makes memory, given the room for input.
 
-    def compute(self, room: int) -> int:
-        """Return the tokens of a prompt that has filled its budget, given the room for input."""
-        margin = room * _MARGIN_PERCENT // 100 if self.margin_tokens is None else self.margin_tokens
-        return int(self.ratio * max(0, room - margin))
+        The room is the ceiling, or what the window leaves beside the output.
+        """
+        margin = self.safety_margin_tokens
+        margin = room * _MARGIN_PERCENT // 100 if margin is None else margin
+        return int(self.compaction_ratio * max(0, room - margin))
 
 
-_MEMORY_MARK = MemoryMark()
+_UNSTATED = ModelPolicy()
+
+
+def find_model_policy(models: Mapping[str, ModelPolicy], model: str) -> ModelPolicy:
+    """Return what is stated of a model, by shell patterns of names: the first that matches counts."""
+    return next((each for pattern, each in models.items() if fnmatchcase(model, pattern)), _UNSTATED)
+
+
 _ASSUMED_WINDOW = 200_000
 
 
@@ -193,7 +219,7 @@ def make_budget(
     policy: BudgetPolicy,
     *,
     prices: Prices = UNPRICED,
-    memory: MemoryMark | None = None,
+    memory: ModelPolicy | None = None,
 ) -> Budget:
     """Return the budget of a request for `asked_output` tokens (None: unstated) to a model of `most_output` at most.
 
@@ -209,7 +235,7 @@ def make_budget(
     low = policy.low_fraction if policy.low_fraction is not None else _choose_low_fraction(usable)
     soft = compute_soft_mark(usable, policy)
     if memory is not None:
-        soft = min(usable, memory.compute(max(0, min(ceiling, (window or _ASSUMED_WINDOW) - output))))
+        soft = min(usable, memory.compute_memory_mark(max(0, min(ceiling, (window or _ASSUMED_WINDOW) - output))))
     return Budget(window, output, usable, soft, low, most)
 
 

@@ -181,17 +181,19 @@ class ContextBuilder:
         self._policy = policy
         self._count = count
         self._find = find
-        self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse, count=count)
-        self._parse = parse if policy.has_outlines else None
+        self._outline = partial(outline_output, has_outline=policy.files.outline, parse=parse, count=count)
+        self._parse = parse if policy.files.outline else None
         self._fit_message = partial(fit_message, count=count, parse=self._parse)
 
     def build(self, view: PlanRequest) -> ContextPlan:
         """Plan an epoch that begins with this request."""
         index = index_conversation(view, self._policy, self._find)
-        if view.strategy == "turns" and (plan := plan_turns(view, index, self._policy, self._count)):
+        if view.strategy == "turns" and (plan := plan_turns(view, index, self._policy.turns, self._count)):
             return plan
         if view.strategy == "snapshot":
-            if plan := plan_snapshot(view, index, self._policy, self._count, self.build, prune=self._prune_led):
+            if plan := plan_snapshot(
+                view, index, self._policy.snapshot, self._count, self.build, prune=self._prune_led
+            ):
                 return plan
             view = without_memory(view)
         words = list_user_forms(view, index, self._count, parse=self._parse)
@@ -393,11 +395,11 @@ class ContextBuilder:
         tail = extend_tail(index, kept.least, kept.missing, told, room)
         if tail:
             tail = extend_tail(index, kept.least, kept.missing, told, room - for_pruned)
-        superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
+        superseded = prune_superseded(view, index, self._policy.pruning, range(tail, kept.least), self._count)
         if superseded and tail:
             room += count_saved_tokens(index, superseded, self._count)
             tail = extend_tail(index, kept.least, kept.missing, told, room - for_pruned)
-            superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
+            superseded = prune_superseded(view, index, self._policy.pruning, range(tail, kept.least), self._count)
         tail, pruned = self._prune_before(view, index, tail, kept.staying | told, for_pruned)
         return _ChosenSteps(tail, superseded | pruned, frozenset(pruned))
 
@@ -507,7 +509,7 @@ class ContextBuilder:
 
         Only so many of the newest steps are searched as could be sent.
         """
-        most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
+        most = min(self._policy.files.inline_tokens, _INLINE_SHARE * view.budget.usable)
         room = view.budget.usable
         large: dict[int, ReplacedMessage] = {}
         for i in reversed(range(index.fresh)):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Annotated, Literal
 
 from msgspec.structs import replace
 
@@ -32,34 +33,73 @@ from proxy.context.verbatim import (
 from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Epoch, Strategy
 from proxy.model.messages import MOST_BESIDE, Message, MessageStructure
+from proxy.model.settings import Count, Rule, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PruningPolicy:
+    """Replacing old tool outputs by references in what is sent; the log keeps them."""
+
+    enabled: bool = True
+    """Whether outputs among the messages that are sent may be replaced."""
+    protect_tokens: Tokens = 40_000
+    """The most recent tool outputs up to this many tokens are never replaced."""
+    minimum_tokens: Tokens = 20_000
+    """Nothing is replaced unless that saves at least this many tokens."""
+    protected_tools: tuple[str, ...] = ("skill",)
+    """Names of tools whose outputs are never replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesPolicy:
+    """Contents of files that are too long to be sent in full again and again."""
+
+    inline_tokens: Tokens = 10_000
+    """Contents of up to this many tokens are never shortened."""
+    outline: bool = True
+    """Replace long contents by their structure; source code other than Python needs the extra outlines. Off: by their
+    first lines."""
+    summary_model: str = ""
+    """Model that adds a sentence to the outlines of long contents: of files that programs show (docs/sdk.md), of
+    outputs in epochs. It is asked within the limits for summaries (compaction). Empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsPolicy:
+    """The strategy turns: each prompt begins a new context."""
+
+    user_turns: Annotated[int, Rule(ge=1, le=100)] = 2
+    """Turns whose words of the user are sent, the newest included."""
+    scan_messages: Annotated[int, Rule(ge=1, le=10_000)] = 20
+    """Newest messages in which prompt and tool loop are sought."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPolicy:
+    """The strategy snapshot: memory stands for older turns."""
+
+    raw_tail_turns: Count = 4
+    """Newest turns before the current one that stay, if they fit."""
+    max_episodic_items: Count = 3
+    """Reports on turns that are shown, the newest."""
+    max_semantic_items: Annotated[int, Rule(ge=0, le=1000)] = 20
+    """Facts that are shown, by importance, then the newest."""
+    tail: Literal["messages", "text"] = "messages"
+    """Whether these turns are sent as messages, or as text in the message of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuilderPolicy:
-    """The settings that decide which messages stay, and which are replaced by an outline.
+    """The settings that decide which messages stay, and which are replaced.
 
-    The `protect_turns` newest user turns stay verbatim. If `is_pruning`, superseded outputs are replaced by a marker:
-    those that were requested again or repeated, and errors that were corrected. Exceptions are the newest
-    `protect_tokens` of outputs and the outputs of `protected_tools`. At least `minimum_tokens` must be saved. Both
-    numbers scale down with a small budget. Outputs above `inline_tokens` are sent whole once, then as a file block,
-    with their structure if `has_outlines`.
-
-    The strategy `turns` keeps the user's words of `user_turns` turns, and looks for the newest prompt and tool loop in
-    the newest `scan_messages` messages. The strategy `snapshot` keeps the `raw_tail_turns` newest turns before the
-    current one, as text if `is_tail_text`.
+    Those of `pruning` scale down with a small budget. The newest `protect_turns` user turns stay verbatim.
     """
 
+    pruning: PruningPolicy = PruningPolicy()
+    files: FilesPolicy = FilesPolicy()
+    turns: TurnsPolicy = TurnsPolicy()
+    snapshot: SnapshotPolicy = SnapshotPolicy()
     protect_turns: int = RECENT_TURNS
-    is_pruning: bool = True
-    protect_tokens: int = 40_000
-    minimum_tokens: int = 20_000
-    protected_tools: tuple[str, ...] = ("skill",)
-    inline_tokens: int = 10_000
-    has_outlines: bool = True
-    user_turns: int = 2
-    scan_messages: int = 20
-    raw_tail_turns: int = 4
-    is_tail_text: bool = False
 
 
 class CountedMessage(Value):
@@ -218,7 +258,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     bound = (
         view.pinned
         | view.unkept
-        | frozenset(_list_protected_outputs(messages, (*policy.protected_tools, *view.excluded)))
+        | frozenset(_list_protected_outputs(messages, (*policy.pruning.protected_tools, *view.excluded)))
     )
     bound |= _list_rewritten(view) | frozenset(_list_staying(structures))
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.context.budget import MESSAGE_FRAME, Count, estimate_tokens, find_cap
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
+from proxy.context.conversation import ConversationIndex, PlanRequest, PruningPolicy
 from proxy.context.message_features import count_lines, find_outcome, is_not_done
 from proxy.context.outline import LONGEST_LINE, OutlineParser, outline
 from proxy.context.references import (
@@ -430,10 +430,10 @@ _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
 
 
 def prune_superseded(
-    view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, steps: range, count: Count
+    view: PlanRequest, index: ConversationIndex, policy: PruningPolicy, steps: range, count: Count
 ) -> dict[int, ReplacedMessage]:
     """Return tombstones for superseded outputs of these steps, by place; none where they would save too little."""
-    if not policy.is_pruning or not steps:
+    if not policy.enabled or not steps:
         return {}
     usable = view.budget.usable
     protected = min(policy.protect_tokens, _PROTECTED_SHARE * usable)

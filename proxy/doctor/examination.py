@@ -17,8 +17,7 @@ import msgspec
 
 from proxy import __version__
 from proxy.assembly import build_engine, measure
-from proxy.config import Settings, read_environment
-from proxy.config.sections import UpstreamSettings
+from proxy.config import Settings, make_settings, read_environment
 from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models, list_upstreams
 from proxy.engine.doctor.findings import (
     MISPLACED,
@@ -80,7 +79,7 @@ def _take_upstreams(settings: Settings, server: ServerFacts, addresses: Sequence
     told = told or [{"name": urlsplit(addresses[0]).hostname, "base_url": addresses[0]}]
     known = {"name", "kind", "base_url", "models", "window"}
     taken = [{key: value for key, value in each.items() if key in known and value} for each in told]
-    return settings.model_copy(update={"upstreams": tuple(map(UpstreamSettings.model_validate, taken))})
+    return settings.model_copy(update={"upstreams": make_settings({"upstreams": taken}).upstreams})
 
 
 async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool) -> Diagnosis:
@@ -180,9 +179,9 @@ def _find_skew(date: str) -> float | None:
 
 def _take_ceiling(settings: Settings, server: ServerFacts) -> Settings:
     """Return settings with the ceiling of the running server, unless they state one."""
-    if server.ceiling is None or "ceiling_tokens" in settings.budget.model_fields_set:
+    if server.ceiling is None or "budget.ceiling_tokens" in settings.model_fields_set:
         return settings
-    budget = settings.budget.model_copy(update={"ceiling_tokens": server.ceiling})
+    budget = replace(settings.budget, ceiling_tokens=server.ceiling)
     return settings.model_copy(update={"budget": budget})
 
 
@@ -191,7 +190,7 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
     if not address:
         return ServerFacts()
     token, status = read_admin_token(settings), 0
-    server = UpstreamPolicy("server", address, token)
+    server = UpstreamPolicy("server", base_url=address, api_key=token)
     try:
         response = await fetch(server, "GET", b"/-/api/doctor", ())
         status = response.status
@@ -216,7 +215,7 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Headers) -> F
     """Compare a call that is not managed, through the running server and directly: clients rely on such calls."""
     name = f"gateway {probe.name}"
     try:
-        response = await fetch(UpstreamPolicy("server", address), "GET", _MODELS, (*key, *_VERSION))
+        response = await fetch(UpstreamPolicy("server", base_url=address), "GET", _MODELS, (*key, *_VERSION))
     except ProxyError as error:
         what = f"The running server did not pass a call on: {error}."
         return Finding(name, "fault", what, "See the log of the server.")
@@ -238,10 +237,9 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
     played: list[Rehearsal] = []
     names = dict(reversed(await list_models(settings, probes)))
     with tempfile.TemporaryDirectory(prefix="palimpsest-doctor-") as folder:
-        changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
-        quiet = settings.compaction.model_copy(update=changes)
+        quiet = replace(settings.compaction, auto=False, holdout_fraction=0.0, hard_wait_seconds=_PATIENCE_SECONDS)
         windows = {name: inputs.prices.find_card(name, model).window for name, model in names.items()}
-        sized = [each.model_copy(update={"window": windows.get(each.name)}) for each in settings.upstreams]
+        sized = [replace(each, window=windows.get(each.name)) for each in settings.upstreams]
         own = settings.model_copy(update={"data": Path(folder), "compaction": quiet, "upstreams": tuple(sized)})
         upstreams = {policy.name: RehearsalUpstream(policy.name) for policy in settings.upstream_policies()}
         try:

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.assembly import measure, open_index, open_log
 from proxy.config import Settings
-from proxy.context.budget import make_budget
+from proxy.context.budget import find_model_policy, make_budget
 from proxy.context.model_catalog import strip_provider
 from proxy.engine.compaction.trigger import is_local_server
 from proxy.engine.doctor.findings import (
@@ -152,7 +152,7 @@ async def inspect_store(settings: Settings, *, is_quick: bool = False) -> StoreF
         log_bytes=size,
         free_bytes=shutil.disk_usage(near).free,
         max_bytes=policy.max_bytes,
-        is_room_made=settings.retention_policy().max_bytes > 0,
+        is_room_made=settings.store.erased_above > 0,
     )
     if facts.problem or not facts.exists:
         return facts
@@ -317,7 +317,7 @@ def judge_models(settings: Settings, inputs: SavingsInputs, models: Sequence[tup
     for upstream, model in models:
         card = prices.find_card(upstream, model)
         strategy = engine.find_strategy(model)
-        memory = inputs.policy.find_memory_mark(model) if strategy == "snapshot" else None
+        memory = find_model_policy(settings.models, model) if strategy == "snapshot" else None
         budget = make_budget(card.window, card.output, None, inputs.policy, prices=card.prices, memory=memory)
         found[f"{upstream} {model}"] = judge_window(upstream, model, budget, strategy)
         if is_local_server(providers[upstream], card):

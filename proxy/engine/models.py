@@ -9,11 +9,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from proxy.context.budget import Budget, BudgetPolicy, make_budget
+from proxy.context.budget import Budget, BudgetPolicy, ModelPolicy, find_model_policy, make_budget
 from proxy.context.pricing import Cost, Tariff, make_tariff, price_usage
 from proxy.context.provider_cache import (
     CacheModel,
@@ -83,13 +84,21 @@ class Models:
     """Cards, budgets and counts. `counter` counts the tokens of messages."""
 
     def __init__(
-        self, catalog: Catalog, counter: TokenCounter, policy: BudgetPolicy, clock: Clock, spawn: Spawn
+        self,
+        catalog: Catalog,
+        counter: TokenCounter,
+        policy: BudgetPolicy,
+        clock: Clock,
+        spawn: Spawn,
+        *,
+        stated: Mapping[str, ModelPolicy] = MappingProxyType({}),
     ) -> None:
         self.counter = counter
         self._catalog = catalog
         self._policy = policy
         self._clock = clock
         self._spawn = spawn
+        self._stated = stated
         self._asked: dict[str, float] = {}
         self._cards: dict[LimitKey, tuple[Card, float]] = {}
         self._budgets: dict[tuple[LimitKey, int | None, int | None, Strategy], tuple[Budget, float]] = {}
@@ -126,7 +135,7 @@ class Models:
             return known[0]
         card = self.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         policy = self._policy if ceiling is None else replace(self._policy, ceiling_tokens=ceiling)
-        memory = policy.find_memory_mark(key.model) if strategy == "snapshot" else None
+        memory = find_model_policy(self._stated, key.model) if strategy == "snapshot" else None
         budget = make_budget(card.window, card.output, asked_output, policy, prices=card.prices, memory=memory)
         if len(self._budgets) >= _MOST_CARDS:
             self._budgets.clear()

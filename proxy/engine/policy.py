@@ -1,16 +1,62 @@
-"""Settings of the engine as plain values: tenants, providers, and the policy of exchanges."""
+"""Settings of the engine as plain values: tenants, providers, the policy of exchanges, secrets in files."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
+from proxy.context.budget import ModelPolicy
+from proxy.context.loops.detection import MOST_COUNTED
 from proxy.model.card import CacheKind
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
+from proxy.model.settings import UNTOLD, Count, HeaderName, Rule, Size, check_secret
 
 LoopAction = Literal["notify", "annotate"]
+Durability = Literal["full", "normal"]
 RECORD_CAP_BYTES = 8 * 1024 * 1024
+
+
+def expand(value: Path) -> Path:
+    """Return a path with `~` replaced. Raises ValueError if it can be no path."""
+    try:
+        path = value.expanduser()
+        is_path = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_path = False
+    except RuntimeError:  # pathlib does not know the user of `~name`
+        raise ValueError("begins with the name of a user who is not known; write it out") from None
+    if not is_path:
+        raise ValueError("must be a path; no path can have such a character")
+    return path
+
+
+def _read_secret_file(value: object) -> object:
+    if value == "":
+        return value
+    if not isinstance(value, str | Path):
+        raise ValueError("must be the path of a file that holds the secret")
+    try:
+        content = expand(Path(value)).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ValueError(f"names a file that cannot be read: {reason}") from None
+    if not content:
+        raise ValueError("names an empty file; write the secret into it")
+    return content
+
+
+SecretFile = Annotated[str, Rule(read=_read_secret_file, check=check_secret), UNTOLD]
+"""A setting that names a file, whose content is kept."""
+
+
+def refuse_both(policy: object, *names: str) -> None:
+    """Raise ValueError if a secret is set, and a file with it, too."""
+    for name in names:
+        if getattr(policy, name) and getattr(policy, f"{name}_file"):
+            raise ValueError(f"{name} and {name}_file are both set; keep one of them")
 
 
 def matches(model: str, patterns: Sequence[str]) -> bool:
@@ -83,45 +129,88 @@ class EnginePolicy:
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
     places: tuple[CredentialPlace, ...] = ()  # where credentials go, to tell of those that go to the wrong provider
     strategy: Strategy = "epochs"
-    loop_action: LoopAction = "notify"  # whether its model is told, too
-    loop_threshold: int = 3  # how often in a row the same call of a tool is a loop; 0: none is looked for
-    strategies: tuple[tuple[str, Strategy], ...] = ()  # by shell patterns of models; the first that matches counts
+    models: Mapping[str, ModelPolicy] = field(default_factory=dict)  # by shell patterns; the first that matches counts
     # Bounds each of three waits of a call: for its session in the log, for a running summary and the plan together, and
     # until its epoch is in the log.
     hard_wait_seconds: float = 2.0
 
     def find_strategy(self, model: str) -> Strategy:
         """Return the strategy of requests to a model that ask for none."""
-        return next((each for pattern, each in self.strategies if fnmatchcase(model, pattern)), self.strategy)
+        stated = ((pattern, each.strategy) for pattern, each in self.models.items())
+        return next((each for pattern, each in stated if each and fnmatchcase(model, pattern)), self.strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsSettings:
+    """How requests are assigned to conversations."""
+
+    headers: tuple[HeaderName, ...] = ()
+    """Request headers, besides the known ones, whose value identifies the conversation."""
+    infer: bool = True
+    """Recognise conversations without an id by their content. Off: each such request is its own."""
+    cache_bytes: Size = 64 * 1024 * 1024
+    """Memory for the most recent conversations, half of it for request bodies; bytes. What waits for the worker
+    process may take half as much beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """The log: durability, behaviour on failure, and size."""
+
+    durability: Durability = "normal"
+    """normal: survives a killed process; full: survives a power failure, too, and waits for the disk."""
+    on_failure: Literal["forward", "refuse"] = "forward"
+    """While the log cannot be written: forward requests and keep records in memory, or refuse with 503."""
+    commit_wait_ms: Annotated[int, Rule(ge=0)] = 250
+    """Longest time that a response waits for its record to be durable; milliseconds."""
+    spool_bytes: Size = 64 * 1024 * 1024
+    """Memory for records that cannot be written yet; bytes."""
+    record_cap_bytes: Size = RECORD_CAP_BYTES
+    """Most bytes of one body that are recorded; of longer ones the beginning and a digest."""
+    max_bytes: Size = 0
+    """Most bytes of the log: at the limit no more is recorded, and calls go on. Nothing is erased for it, unless
+    when_full says so. 0: no limit."""
+    when_full: Literal["stop", "erase"] = "stop"
+    """As the log nears max_bytes: stop recording there, or, from nine tenths on, erase the content of the longest
+    idle sessions, never of one that was called within the hour."""
+    retention_days: Annotated[int, Rule(ge=0, le=36_500)] = 0
+    """Days after its newest call when the content of a session is erased. 0: never."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if records could never be kept in memory."""
+        if self.spool_bytes < 2 * self.record_cap_bytes:
+            raise ValueError("spool_bytes must be at least twice record_cap_bytes, or large records never fit")
+
+    @property
+    def erased_above(self) -> int:
+        """The bytes of the log near which the longest idle sessions are erased; 0: none is."""
+        return self.max_bytes if self.when_full == "erase" else 0
+
+    @property
+    def is_erasing(self) -> bool:
+        """Whether anything is ever erased without being asked."""
+        return bool(self.retention_days or self.erased_above)
+
+
+@dataclass(frozen=True, slots=True)
+class DoomLoopSettings:
+    """Agents that go round in circles."""
+
+    threshold: Annotated[int, Rule(ge=0, le=MOST_COUNTED)] = 3
+    """How often in a row the same call of a tool, with the same arguments, is told as a loop: in the log, the events
+    and the response header x-palimpsest-doom-loop; the calls go on. 0: no loop is looked for."""
+    action: LoopAction = "notify"
+    """notify: as said above. annotate: where the outputs are the same, too, the model is told by a line behind the
+    newest one, which stays until the next epoch; the client does not see it (docs/troubleshooting.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorPolicy:
-    """How many items of a list operators work on at once, and how often an item is asked for again."""
+    """LLMMap and AgenticMap: a model call, or an agent, for each item of a list (docs/operators.md)."""
 
-    llm_map_concurrency: int = 16
-    agentic_map_concurrency: int = 4
-    max_retries: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPolicy:
-    """What the strategy `snapshot` shows: the settings of the same names."""
-
-    raw_tail_turns: int = 4
-    max_episodic_items: int = 3
-    max_semantic_items: int = 20
-    tail: Literal["messages", "text"] = "messages"  # in which form the raw tail is shown
-
-
-@dataclass(frozen=True, slots=True)
-class FilePolicy:
-    """The most tokens of a file that is sent whole, whether outlines have structure, and who writes sentences.
-
-    `cap` are the most bytes that the log keeps whole of one.
-    """
-
-    inline_tokens: int
-    has_outlines: bool
-    summary_model: str
-    cap: int
+    llm_map_concurrency: Annotated[int, Rule(ge=1, le=1000)] = 16
+    """Number of calls that LLMMap makes at once."""
+    agentic_map_concurrency: Annotated[int, Rule(ge=1, le=1000)] = 4
+    """Number of agents that AgenticMap runs at once."""
+    max_retries: Count = 3
+    """How often LLMMap asks again for an item whose answer does not fit, or whose call failed."""

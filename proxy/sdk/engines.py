@@ -12,12 +12,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from proxy.assembly import Engine, build_engine
-from proxy.config import ConfigError, Settings, load_settings, read_environment
-from proxy.config.errors import Problem
-from proxy.config.sections import UpstreamSettings
+from proxy.config import ConfigError, Settings, load_settings, make_settings, read_environment
+from proxy.config.errors import Problem, describe_error
 from proxy.engine.memory.files import mirror_memory
 from proxy.model.errors import StoreUnavailable, tell_install
 from proxy.running import find_address
@@ -45,12 +44,10 @@ _VARIABLES = {
 _LITELLM = "litellm"
 
 
-class DeferredUpstream(UpstreamSettings):
+class DeferredUpstream(UpstreamPolicy):
     """An upstream whose client is loaded when it is needed first."""
 
-    def policy(self) -> UpstreamPolicy:
-        """Return how the upstream is reached."""
-        return replace(super().policy(), is_deferred=True)
+    is_deferred = True
 
 
 @dataclass(eq=False)
@@ -233,23 +230,23 @@ def complete_settings(settings: Settings) -> Settings:
     if not is_stated and (address := variables.get("OPENAI_BASE_URL")):  # as OpenAI's own SDK takes both
         given = {"base_url": address, "api_key": variables.get("OPENAI_API_KEY", "")}
         try:
-            upstreams = [UpstreamSettings.model_validate(given)]
+            upstreams = [*make_settings({"upstreams": [given]}).upstreams]
         except ValidationError as error:
-            raise ConfigError([Problem("OPENAI_BASE_URL", error.errors()[0]["msg"])]) from error
+            raise ConfigError([Problem("OPENAI_BASE_URL", describe_error(error.errors()[0], ()))]) from error
     if not is_stated and is_installed():
-        upstreams.append(DeferredUpstream(name=_LITELLM, kind="litellm", auth="none", models=("*/*",)))
+        upstreams.append(DeferredUpstream(_LITELLM, "litellm", "", auth="none", models=("*/*",)))
     return settings.model_copy(update={"upstreams": tuple(upstreams)})
 
 
-def _add_key(upstream: UpstreamSettings, variables: dict[str, str]) -> UpstreamSettings:
+def _add_key(upstream: UpstreamPolicy, variables: dict[str, str]) -> UpstreamPolicy:
     names = _VARIABLES.get(urlsplit(upstream.base_url).hostname or "", ())
     key = next((variables[name] for name in names if variables.get(name)), "")
     if not key or upstream.kind != "openai" or upstream.provider().has_own_key or upstream.auth == "none":
         return upstream
-    return upstream.model_copy(update={"api_key": SecretStr(key)})
+    return replace(upstream, api_key=key)
 
 
-def _find_upstream(settings: Settings, model: str) -> tuple[int, UpstreamSettings]:
+def _find_upstream(settings: Settings, model: str) -> tuple[int, UpstreamPolicy]:
     """Return the upstream that takes a model, as `engine/request_resolver` chooses it, and its place."""
     listed = list(enumerate(settings.upstreams))
     claiming = (each for each in listed if any(fnmatchcase(model, pattern) for pattern in each[1].models))

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from proxy.assembly import Engine
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryResult
-from proxy.engine.policy import SnapshotPolicy
 from proxy.model.memory import ItemType
 from proxy.read.memory import DEFAULT_LIMIT, BundleDocument, MemoryReport, load_bundle, load_report
 

@@ -17,13 +17,13 @@ from typing import Any, Generic, TextIO, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from proxy.config import Settings
-from proxy.config.context_sections import OperatorSettings
 from proxy.engine.mapping.agentic_map import AgenticMapOrder, AgentMapper
 from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
 from proxy.engine.mapping.running import MapRun, MapTotals, Operator, OperatorEngine, require_least
 from proxy.engine.mapping.sandbox import PromptTemplate, Unfit, join_errors, name_place
+from proxy.engine.policy import OperatorPolicy
 from proxy.engine.turns.conversation import MOST_TURNS
 from proxy.engine.turns.tools import make_tools
 from proxy.model.results import AgentMapResult, MapResult
@@ -36,7 +36,7 @@ _EVERY_SECONDS = 0.1
 _BAR = 24
 
 R = TypeVar("R", bound=MapResult | AgentMapResult)
-Config = Settings | OperatorSettings | None
+Config = Settings | OperatorPolicy | None
 """All settings, or only those of operators: the others are then those of the environment and its file."""
 Begin = Callable[[OperatorEngine, MapRun], AsyncGenerator[tuple[int, R]]]
 
@@ -140,8 +140,8 @@ class _Operator:
         shared = await _acquire(config, parent)
         try:
             shared.check_model(model)
-            settings = config if isinstance(config, OperatorSettings) else shared.settings.operators
-            engine = OperatorEngine(shared.engine.conversations, settings.policy(), shared.engine.sandbox)
+            settings = config if isinstance(config, OperatorPolicy) else shared.settings.operators
+            engine = OperatorEngine(shared.engine.conversations, settings, shared.engine.sandbox)
             with naming_errors():
                 if parent:
                     await shared.engine.archive.find_session(parent)
@@ -311,7 +311,7 @@ def _list_errors(error: ValidationError) -> Iterator[str]:
 
 
 def _check_config(config: Config) -> Config:
-    if not isinstance(config, Settings | OperatorSettings | None):
+    if not isinstance(config, Settings | OperatorPolicy | None):
         raise TypeError(f"config is Settings(...), or its part operators, not {config!r:.100}")
     return config
 

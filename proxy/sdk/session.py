@@ -218,7 +218,7 @@ class Session:
     def memory(self) -> MemoryOfSession:
         """What is remembered of the session."""
         shared = self._shared
-        return MemoryOfSession(shared.engine, self.id, shared.settings.snapshot_policy(), self._using)
+        return MemoryOfSession(shared.engine, self.id, shared.settings.snapshot, self._using)
 
     def subscribe(self, event: str, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""

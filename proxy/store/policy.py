@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-Durability = Literal["full", "normal"]
+from proxy.engine.policy import Durability
 
 
 @dataclass(frozen=True, slots=True)

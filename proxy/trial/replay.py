@@ -7,13 +7,13 @@ in a directory of its own; no model is called, so that no summary is written by 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
-from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
@@ -26,6 +26,7 @@ from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
 from proxy.trial.requests import Requests, make_response
 from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
+from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire import FORMATS, MESSAGES
 from proxy.wire.summary_request import make_target
 
@@ -62,17 +63,17 @@ def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> 
 
 def make_settings(settings: Settings, provider: str, folder: Path) -> Settings:
     """Return the settings of a replay: the user's, but that all is managed, and that nothing is written elsewhere."""
-    changed = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
-    compaction = settings.compaction.model_copy(update=changed)
+    compaction = replace(settings.compaction, auto=False, holdout_fraction=0.0, hard_wait_seconds=_PATIENCE_SECONDS)
     changes = {"mode": "manage", "data": folder, "compaction": compaction}
     if provider:
-        changes["upstreams"] = (UpstreamSettings(name=provider, base_url=_HOSTS[provider]),)
+        changes["upstreams"] = (UpstreamPolicy(name=provider, base_url=_HOSTS[provider]),)
     else:
-        changes["upstreams"] = tuple(each.model_copy(update={"kind": "openai"}) for each in settings.upstreams)
-    changes["store"] = settings.store.model_copy(
-        update={"on_failure": "forward", "max_bytes": None, "commit_wait_ms": _COMMIT_MS}
-    )
-    changes["memory"] = settings.memory.model_copy(update={"mirror": None})
+        usual = UpstreamPolicy().base_url
+        changes["upstreams"] = tuple(
+            replace(each, kind="openai", base_url=each.base_url or usual) for each in settings.upstreams
+        )
+    changes["store"] = replace(settings.store, on_failure="forward", max_bytes=0, commit_wait_ms=_COMMIT_MS)
+    changes["memory"] = replace(settings.memory, mirror="")
     return settings.model_copy(update=changes)
 
 

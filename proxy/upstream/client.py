@@ -295,7 +295,7 @@ class WebhookClient(DirectClient):
     """Posts to one address of the settings as it is. It follows no redirect, uses no proxy, and keeps no cookie."""
 
     def __init__(self, url: str, seconds: float, spawn: Spawn) -> None:
-        super().__init__(UpstreamPolicy("webhook", url, connect_timeout=seconds, idle_timeout=seconds), spawn)
+        super().__init__(UpstreamPolicy("webhook", base_url=url, connect_timeout=seconds, idle_timeout=seconds), spawn)
         parts = urlsplit(url)
         self._target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}".encode()
         self._map = lambda target: UpstreamTarget(target, is_under_base=False)

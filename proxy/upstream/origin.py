@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import Headers
-from proxy.upstream.policy import UpstreamPolicy
+from proxy.upstream.policy import NO_PROXY, UpstreamPolicy
 from proxy.wire.headers import forward_request, is_credential, is_loopback
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -74,8 +74,8 @@ def parse_base(base_url: str) -> tuple[Origin, bytes]:
 
 
 def parse_proxy(url: str) -> HttpProxy | None:
-    """Return the proxy at a URL, which may have a user and a password; None for an empty one."""
-    if not url:
+    """Return the proxy at a URL, which may have a user and a password; None for none."""
+    if url == NO_PROXY:
         return None
     user = urlsplit(url).netloc.rpartition("@")[0]
     told = b":".join(map(unquote_to_bytes, user.partition(":")[::2]))

@@ -31,7 +31,7 @@ async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
 
 async def load_savings_inputs(settings: Settings) -> SavingsInputs:
     """Nobody states a price."""
-    return SavingsInputs(PriceList(lambda upstream, model: Card()), settings.budget_policy())
+    return SavingsInputs(PriceList(lambda upstream, model: Card()), settings.budget)
 
 
 def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:

@@ -98,9 +98,10 @@ def test_where_there_is_no_browser_the_link_is_written(
 
 
 def test_who_names_a_host_means_the_port_of_the_settings_there() -> None:
-    assert "port" not in load_server_settings(None, None, None, None, None).server.model_fields_set
-    there = load_server_settings(None, None, "192.0.2.1", None, None).server
-    assert (there.host, there.port, "port" in there.model_fields_set) == ("192.0.2.1", 8484, True)
+    assert "server.port" not in load_server_settings(None, None, None, None, None).model_fields_set
+    there = load_server_settings(None, None, "192.0.2.1", None, None)
+    assert (there.server.host, there.server.port) == ("192.0.2.1", 8484)
+    assert "server.port" in there.model_fields_set
 
 
 FOUND: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from proxy.config import ConfigError, load_settings
 from proxy.config.settings import Settings
 from proxy.context.budget import BudgetPolicy
-from proxy.context.conversation import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy, FilesPolicy, PruningPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.history.policy import NudgePolicy
@@ -26,10 +27,10 @@ def problems_of(**values: Any) -> list[str]:
 
 def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
     settings = Settings()
-    assert settings.budget_policy() == BudgetPolicy()
+    assert settings.budget == BudgetPolicy()
     assert settings.builder_policy() == BuilderPolicy()
-    assert settings.recall_policy() == RecallPolicy()
-    assert settings.nudge_policy() == NudgePolicy()
+    assert settings.recall == RecallPolicy()
+    assert settings.nudge == NudgePolicy()
     assert (settings.stated_windows(), settings.stated_prices()) == ({}, {})
 
 
@@ -48,28 +49,21 @@ def test_every_key_reaches_a_policy() -> None:
         nudge={"enabled": True, "texts": ["on", "go"], "idle_seconds": 8, "wait_seconds": 9},
         upstreams=[{"name": "a", "strict_alternation": True}, {"name": "b"}],
     )
-    assert settings.budget_policy() == BudgetPolicy(64_000, 0.5, 0.1, 1, 2)
-    expected = BuilderPolicy(
-        is_pruning=False,
-        protect_tokens=3,
-        minimum_tokens=4,
-        protected_tools=("t",),
-        inline_tokens=5,
-        has_outlines=False,
-    )
+    assert settings.budget == BudgetPolicy(64_000, 0.5, 0.1, 1, 2)
+    expected = BuilderPolicy(PruningPolicy(False, 3, 4, ("t",)), FilesPolicy(5, False))
     assert settings.builder_policy() == expected
-    assert settings.recall_policy() == RecallPolicy(False, 6, 7_000, "tenant")
-    assert settings.nudge_policy() == NudgePolicy(True, ("on", "go"), 8, 9, alternating=frozenset({"a"}))
+    assert settings.recall == RecallPolicy(False, 6, 7_000, "tenant")
+    assert settings.nudge == NudgePolicy(True, ("on", "go"), 8, 9)
 
 
 def test_auto_is_what_the_defaults_are() -> None:
     automatic = Settings(budget=dict.fromkeys(("ceiling_tokens", "soft_fraction", "low_fraction"), "auto"))
-    assert automatic.budget_policy() == BudgetPolicy()
+    assert automatic.budget == BudgetPolicy()
 
 
 def test_a_number_may_come_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_BUDGET__CEILING_TOKENS", "32000")
-    assert load_settings().budget_policy().ceiling_tokens == 32_000
+    assert load_settings().budget.ceiling_tokens == 32_000
 
 
 def test_prices_are_of_a_million_tokens() -> None:
@@ -137,7 +131,7 @@ def problem_of(**values: Any) -> str:
 
 
 def test_without_any_source_the_defaults_are_those_of_the_room() -> None:
-    assert Settings().compaction_policy() == CompactionPolicy()
+    assert Settings().compaction == CompactionPolicy()
 
 
 def test_every_key_reaches_the_policy() -> None:
@@ -161,9 +155,9 @@ def test_every_key_reaches_the_policy() -> None:
         "time_limit_seconds": 9,
         "reasoning_tokens": 7,
     }
-    assert set(values) == set(type(Settings().compaction).model_fields)
+    assert set(values) == {each.name for each in fields(Settings().compaction)}
     told = CompactionPolicy(**{**values, "fallback_models": ("n", "o"), "may_receive": ("openai",)})
-    assert Settings(compaction=values).compaction_policy() == told
+    assert Settings(compaction=values).compaction == told
     assert all(getattr(told, name) != getattr(CompactionPolicy(), name) for name in values)
 
 
@@ -208,11 +202,14 @@ def test_webhooks_have_what_the_settings_say(tmp_path: Path) -> None:
         {"url": "https://hooks.example/in?key=1", "secret": GOOD_SECRET},
         {"url": "http://localhost:1/", "secret_file": str(file), "events": ["SESSION_CREATED"], "timeout": 2},
     ]
-    first, second = Settings(events={"webhooks": given}).webhook_policies()
-    assert first == WebhookPolicy("https://hooks.example/in?key=1", b"s" * 32)
-    assert second == WebhookPolicy("http://localhost:1/", b"s" * 32, ("SESSION_CREATED",), 2.0)
+    first, second = Settings(events={"webhooks": given}).events.webhooks
+    assert first == WebhookPolicy("https://hooks.example/in?key=1", GOOD_SECRET)
+    assert second == WebhookPolicy(
+        "http://localhost:1/", secret_file=GOOD_SECRET, events=("SESSION_CREATED",), timeout=2.0
+    )
+    assert first.decode_secret() == second.decode_secret() == b"s" * 32
     assert first.host == "hooks.example"
-    assert "ssss" not in repr(first)
+    assert GOOD_SECRET not in repr((first, second))
 
 
 @pytest.mark.parametrize(
@@ -225,6 +222,7 @@ def test_webhooks_have_what_the_settings_say(tmp_path: Path) -> None:
         ({"secret": GOOD_SECRET, "events": ["STREAM_ENDED"]}, '"STREAM_ENDED" is no event; there are SESSION_CREATED'),
         ({"secret": GOOD_SECRET, "url": "hooks.example"}, "must be an address such as https://hooks.example"),
         ({"secret": GOOD_SECRET, "url": "https://h:x/"}, "must be an address such as"),
+        ({"secret": GOOD_SECRET, "url": "https://hooks.example/#in"}, "must be an address such as"),
         ({"secret": GOOD_SECRET, "url": "https://u:p@hooks.example/"}, "must not hold a user or password"),
         ({"secret": GOOD_SECRET, "timeout": 0}, "greater than 0"),
     ],

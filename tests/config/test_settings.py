@@ -1,18 +1,18 @@
 """The tree: defaults, checks, and the policies made of it."""
 
+import json
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from proxy.config.errors import ConfigError
-from proxy.config.sections import UpstreamSettings
 from proxy.config.settings import Settings
-from proxy.context.budget import MemoryMark
-from proxy.context.conversation import BuilderPolicy
-from proxy.engine.erasing.policy import RetentionPolicy
-from proxy.engine.policy import CredentialPlace, EnginePolicy, Principal, Provider, SnapshotPolicy
+from proxy.context.budget import ModelPolicy
+from proxy.context.conversation import BuilderPolicy, SnapshotPolicy, TurnsPolicy
+from proxy.engine.policy import CredentialPlace, DoomLoopSettings, EnginePolicy, Principal, Provider
 from proxy.model.card import Offer
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
@@ -26,7 +26,7 @@ def problems_of(**values: Any) -> list[tuple[tuple[str | int, ...], str]]:
         Settings(**values)
     cause = caught.value.__cause__
     assert isinstance(cause, ValidationError)
-    return [(error["loc"], error["msg"]) for error in cause.errors()]
+    return [(error["loc"], error["msg"].removeprefix("Value error, ")) for error in cause.errors()]
 
 
 def test_a_program_is_told_what_to_correct() -> None:
@@ -41,16 +41,16 @@ def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
     assert settings.server_policy() == ServerPolicy()
     assert settings.engine_policy() == EnginePolicy(places=(CredentialPlace("openai", "api.openai.com"),))
     assert settings.store_policy() == StorePolicy(Path.home() / ".palimpsest" / "log.db", durability="normal")
-    assert settings.upstream_policies() == (UpstreamPolicy("openai", "https://api.openai.com/v1"),)
+    assert settings.upstream_policies() == (UpstreamPolicy("openai", base_url="https://api.openai.com/v1"),)
     assert settings.providers() == {"openai": Provider("api.openai.com")}
 
 
 def test_a_limit_for_the_log_erases_nothing_unless_that_is_said() -> None:
     limited = Settings(store={"max_bytes": "1GiB"})
-    assert not limited.retention_policy().is_on and limited.store_policy().max_bytes == 2**30
+    assert not limited.store.is_erasing and limited.store_policy().max_bytes == 2**30
     erasing = Settings(store={"max_bytes": "1GiB", "when_full": "erase", "retention_days": 9})
-    assert erasing.retention_policy() == RetentionPolicy(9, 2**30)
-    assert not Settings(store={"when_full": "erase"}).retention_policy().is_on
+    assert (erasing.store.retention_days, erasing.store.erased_above, erasing.store.is_erasing) == (9, 2**30, True)
+    assert not Settings(store={"when_full": "erase"}).store.is_erasing
 
 
 def test_every_key_reaches_a_policy() -> None:
@@ -110,7 +110,8 @@ def test_every_key_reaches_a_policy() -> None:
         },
     )
     assert settings.server_policy() == ServerPolicy(
-        *("::1", 1, "t", ("proxy.example",), 2**20, 3 * 2**20, 2048, 1, 2, 8, 3, 0, ("https://app.example",)),
+        *("::1", 1, ("proxy.example",), ("https://app.example",), True, False, 2**20, 3 * 2**20, 2048, 1, 2, 8, 3, 0),
+        admin_token="t",
         has_own_key=True,
         tenant_keys=("sk-1", "sk-2"),
         metrics_token="m",
@@ -125,19 +126,26 @@ def test_every_key_reaches_a_policy() -> None:
         cache_bytes=6,
         principals={"team": Principal(keys=("sk-1", "sk-2")), "user": Principal(header="x-user")},
         own_keys=(b"sk-1",),
-        loop_threshold=4,
         strategy="turns",
-        strategies=(("m-*", "epochs"),),
+        models={
+            "m-*": ModelPolicy("epochs", 9000, 2000),
+            "n": ModelPolicy(compaction_ratio=0.7, safety_margin_tokens=500),
+        },
         places=(CredentialPlace("a", "::1", b"sk-1"),),
     )
     assert settings.stated_sizes() == {"m-*": Offer(9000, 2000), "n": Offer()}
     assert settings.builder_policy() == BuilderPolicy(
-        user_turns=3, scan_messages=30, raw_tail_turns=2, is_tail_text=True
+        turns=TurnsPolicy(3, 30), snapshot=SnapshotPolicy(2, 4, 5, "text")
     )
-    assert settings.snapshot_policy() == SnapshotPolicy(2, 4, 5, "text")
-    assert settings.budget_policy().memory_marks == (("m-*", MemoryMark()), ("n", MemoryMark(0.7, 500)))
+    assert settings.snapshot == SnapshotPolicy(2, 4, 5, "text")
+    assert settings.doom_loop == DoomLoopSettings(4)
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30, must_write=True)
-    expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5, PROXY)
+    expected = UpstreamPolicy(
+        *("a", "openai", "http://[::1]:9000/v1", "sk-1", "", ("gpt-*",), "x-api-key", 4, 5, 9000, "breakpoints"),
+        proxy=PROXY,
+        summary_role="assistant",
+        strict_alternation=True,
+    )
     assert settings.upstream_policies() == (expected,)
     assert settings.providers() == {"a": Provider("::1", "breakpoints", "assistant", True, has_own_key=True)}
     assert settings.stated_windows() == {"a": Offer(window=9000)}
@@ -153,7 +161,7 @@ def test_the_environments_proxy_is_used_where_the_settings_say_so(monkeypatch: p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTPS_PROXY", PROXY)
     settings = Settings(upstreams=[{"name": "a", "proxy": "env"}, {"name": "b"}, {"name": "c", "proxy": "none"}])
-    assert [policy.proxy for policy in settings.upstream_policies()] == [PROXY, "", ""]
+    assert [policy.proxy for policy in settings.upstream_policies()] == [PROXY, "none", "none"]
     assert "hidden" not in f"{settings!r} {settings.upstream_policies()}"
     monkeypatch.setenv("HTTPS_PROXY", "socks5://user:hidden@proxy.example")
     ((_, problem),) = problems_of(upstreams=[{"name": "a", "proxy": "env"}])
@@ -189,6 +197,26 @@ def test_a_secret_in_a_file_and_in_place_are_one_too_many(tmp_path: Path) -> Non
 def test_secrets_are_not_in_the_settings_text() -> None:
     settings = Settings(server={"admin_token": "hush"}, upstreams=[{"api_key": "hush"}])
     assert "hush" not in repr(settings) + str(settings)
+
+
+def test_secrets_are_not_in_settings_that_are_written_as_json(tmp_path: Path) -> None:
+    (file := tmp_path / "secret").write_text("hush")
+    settings = Settings(
+        server={"admin_token": "hush", "metrics_token_file": str(file)},
+        upstreams=[{"api_key": "hush", "proxy": "http://u:hush@proxy.example:1"}],
+        telemetry={"headers": {"x-key": "hush"}},
+        tenants={"a": ["hush"]},
+    )
+    assert "hush" not in settings.model_dump_json()
+
+
+def test_settings_may_be_part_of_a_programs_own() -> None:
+    class Own(BaseModel):
+        proxy: Settings
+
+    settings = Settings(server={"port": 1})
+    assert Own(proxy=settings).proxy is settings
+    assert "server.port" in settings.model_fields_set
 
 
 def test_upstream_names_are_unique() -> None:
@@ -233,7 +261,7 @@ def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str | int,
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().mode = "bypass"  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(FrozenInstanceError):
         Settings().server.port = 1  # type: ignore[misc]
 
 
@@ -323,6 +351,13 @@ def test_an_upstream_of_litellm_has_an_address_only_if_one_is_set(values: dict[s
     assert (policy.kind, policy.base_url, policy.address) == ("litellm", values.get("base_url", ""), "litellm:a")
     assert settings.providers()["a"].host == ("x" if "base_url" in values else "")
     assert settings.providers()["a"].has_own_key == ("api_key" in values)
+    assert Settings(**json.loads(settings.dump_judging())).upstream_policies()[0].base_url == policy.base_url
+
+
+def test_an_address_that_is_stated_for_litellm_counts_though_it_is_the_usual_one() -> None:
+    usual = UpstreamPolicy().base_url
+    settings = Settings(upstreams=[{**LITELLM, "base_url": usual}])
+    assert settings.upstream_policies()[0].base_url == usual
 
 
 def test_litellm_may_always_spend_what_is_the_servers() -> None:
@@ -345,5 +380,5 @@ def test_litellm_may_always_spend_what_is_the_servers() -> None:
 def test_who_clears_what_a_client_asks_for_depends_on_the_kind_unless_it_is_set(
     kind: str, asked: dict[str, str], *, edits_context: bool
 ) -> None:
-    upstream = UpstreamSettings(name="u", kind=kind, base_url="http://127.0.0.1:9/v1", **asked)
-    assert upstream.provider().edits_context == edits_context
+    upstream = {"name": "u", "kind": kind, "base_url": "http://127.0.0.1:9/v1", **asked}
+    assert Settings(upstreams=[upstream]).providers()["u"].edits_context == edits_context

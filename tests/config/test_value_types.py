@@ -6,17 +6,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.config.value_types import (
-    BaseUrl,
-    DirectoryPath,
-    HeaderName,
-    ProxyUrl,
-    Secret,
-    SecretFile,
-    Size,
-    WebOrigin,
-    find_environment_proxy,
-)
+from proxy.config.value_types import DirectoryPath, find_environment_proxy
+from proxy.engine.policy import SecretFile
+from proxy.model.settings import BaseUrl, HeaderName, ProxyUrl, Secret, Size, WebOrigin
 
 
 def refuse(kind: Any, value: object) -> str:
@@ -103,8 +95,8 @@ def test_a_name_that_is_no_utf_8_is_a_path_all_the_same() -> None:
 def test_a_secret_file_gives_what_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-1\n")
-    assert TypeAdapter(SecretFile).validate_python(str(file)).get_secret_value() == "sk-1"
-    assert TypeAdapter(SecretFile).validate_python("").get_secret_value() == ""
+    assert TypeAdapter(SecretFile).validate_python(str(file)) == "sk-1"
+    assert TypeAdapter(SecretFile).validate_python("") == ""
 
 
 def test_a_secret_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
@@ -129,9 +121,7 @@ def test_what_no_page_can_come_from_is_refused(given: str) -> None:
 
 @pytest.mark.parametrize("given", ["none", "env", "http://proxy.example:3128", "https://user:pass@10.0.0.1:8080/"])
 def test_a_proxy_is_none_or_the_environments_or_a_url(given: str) -> None:
-    kept = TypeAdapter(ProxyUrl).validate_python(given)
-    assert kept.get_secret_value() == given
-    assert given not in repr(kept)
+    assert TypeAdapter(ProxyUrl).validate_python(given) == given
 
 
 @pytest.mark.parametrize(

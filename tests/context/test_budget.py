@@ -11,13 +11,14 @@ from proxy.context.budget import (
     LONGEST_RUN,
     Budget,
     BudgetPolicy,
-    MemoryMark,
+    ModelPolicy,
     TokenRatio,
     bound_tokens,
     choose_ceiling,
     compute_output_reserve,
     cut_stretches,
     estimate_tokens,
+    find_model_policy,
     guess_ratio,
     has_reference,
     has_token_bound,
@@ -350,18 +351,24 @@ def test_a_trigger_lowers_the_high_mark_and_clears_nothing_before_it(
 @pytest.mark.parametrize(
     ("window", "ceiling", "output", "mark", "expected"),
     [
-        (None, 32_000, None, MemoryMark(), 24_832),  # 0.8 of the ceiling less 3 %
-        (None, 400_000, 8_000, MemoryMark(), 148_992),  # an unknown window counts as 200,000
-        (20_000, 32_000, 4_000, MemoryMark(), 12_416),  # what the window leaves beside the output
-        (None, 32_000, None, MemoryMark(0.5), 15_520),
-        (None, 32_000, None, MemoryMark(margin_tokens=2_000), 24_000),
-        (None, 32_000, None, MemoryMark(1.0, 0), 31_040),  # at the high mark an epoch opens in any case
-        (9_000, 32_000, 9_000, MemoryMark(), 0),
-        (None, 32_000, None, MemoryMark(margin_tokens=40_000), 0),
+        (None, 32_000, None, ModelPolicy(), 24_832),  # 0.8 of the ceiling less 3 %
+        (None, 400_000, 8_000, ModelPolicy(), 148_992),  # an unknown window counts as 200,000
+        (20_000, 32_000, 4_000, ModelPolicy(), 12_416),  # what the window leaves beside the output
+        (None, 32_000, None, ModelPolicy(compaction_ratio=0.5), 15_520),
+        (None, 32_000, None, ModelPolicy(safety_margin_tokens=2_000), 24_000),
+        (
+            None,
+            32_000,
+            None,
+            ModelPolicy(compaction_ratio=1, safety_margin_tokens=0),
+            31_040,
+        ),  # the high mark
+        (9_000, 32_000, 9_000, ModelPolicy(), 0),
+        (None, 32_000, None, ModelPolicy(safety_margin_tokens=40_000), 0),
     ],
 )
 def test_memory_is_made_above_a_share_of_the_tokens_for_input(
-    window: int | None, ceiling: int, output: int | None, mark: MemoryMark, expected: int
+    window: int | None, ceiling: int, output: int | None, mark: ModelPolicy, expected: int
 ) -> None:
     budget = make_budget(window, None, output, BudgetPolicy(ceiling), memory=mark)
     assert budget.soft == expected
@@ -369,9 +376,9 @@ def test_memory_is_made_above_a_share_of_the_tokens_for_input(
 
 
 def test_the_first_pattern_of_a_model_says_when_memory_is_made() -> None:
-    policy = BudgetPolicy(memory_marks=(("local-*", MemoryMark(0.5)), ("local-7b", MemoryMark(0.6))))
-    assert policy.find_memory_mark("local-7b") == MemoryMark(0.5)
-    assert policy.find_memory_mark("gpt-4o") == MemoryMark()
+    stated = {"local-*": ModelPolicy(compaction_ratio=0.5), "local-7b": ModelPolicy(compaction_ratio=0.6)}
+    assert find_model_policy(stated, "local-7b") == ModelPolicy(compaction_ratio=0.5)
+    assert find_model_policy(stated, "gpt-4o") == ModelPolicy()
 
 
 SHARES = [0.0, 0.5, 0.79, 0.8, 0.85, 0.9, 0.99, 1.0, 1.01, 1.5, 3.0, 10.0]

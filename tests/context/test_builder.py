@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, PlanRequest
+from proxy.context.conversation import BuilderPolicy, PlanRequest, PruningPolicy
 from proxy.context.verbatim import split_groups
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
@@ -269,7 +269,7 @@ def test_outputs_that_were_overtaken_give_way_inside_the_tail_which_becomes_long
     messages = [*DAY, *STALE, *LONG[:10], *act("z", "ls", "c")]
     seen = lower_to(0.8, view(messages, 10_000), 10_000)
     plan = BUILDER.build(seen)
-    off = ContextBuilder(BuilderPolicy(is_pruning=False), count).build(seen)
+    off = ContextBuilder(BuilderPolicy(PruningPolicy(enabled=False)), count).build(seen)
     stones = {edit.place: edit for edit in plan.edits if isinstance(edit, Replaced)}
     assert [place for place in stones if place >= len(DAY)] == [len(DAY) + 1, len(DAY) + 3, len(DAY) + 5]
     assert all("output pruned" in edit.text for edit in stones.values())

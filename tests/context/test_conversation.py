@@ -8,7 +8,9 @@ from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
     CountedMessage,
+    FilesPolicy,
     PlanRequest,
+    PruningPolicy,
     index_conversation,
     list_groups,
     with_unsent,
@@ -20,14 +22,14 @@ from tests.support.views import RawMessage, act, call, result, said, user, view
 
 def test_the_defaults_are_those_the_documents_name() -> None:
     policy = BuilderPolicy()
-    assert (policy.is_pruning, policy.protect_tokens, policy.minimum_tokens) == (True, 40_000, 20_000)
-    assert (policy.protected_tools, policy.inline_tokens, policy.has_outlines) == (("skill",), 10_000, True)
+    assert policy.pruning == PruningPolicy(True, 40_000, 20_000, ("skill",))
+    assert policy.files == FilesPolicy(10_000, True)
     assert policy.protect_turns == 2
 
 
 def test_a_policy_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        BuilderPolicy().inline_tokens = 1  # type: ignore[misc]
+        BuilderPolicy().protect_turns = 1  # type: ignore[misc]
 
 
 SEEN = CountedMessage(Message("user", "hello"), MessageStructure("user"), 3)

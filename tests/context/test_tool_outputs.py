@@ -8,6 +8,7 @@ from proxy.context.conversation import (
     ConversationIndex,
     CountedMessage,
     PlanRequest,
+    PruningPolicy,
     index_conversation,
 )
 from proxy.context.message_features import extract_features
@@ -195,15 +196,15 @@ OVERTAKEN = [*act("1", "cat a", f"old {LONG}"), *act("2", "cat a", f"new {LONG}"
 
 def find(
     old: list[RawMessage],
-    policy: BuilderPolicy | None = None,
+    policy: PruningPolicy | None = None,
     ceiling: int = 10_000,
     pinned: tuple[int, ...] = (),
     spared: int = 3,
 ) -> list[int]:
     """Places that give way among all steps but so many of the newest."""
-    policy = policy or BuilderPolicy()
+    policy = policy or PruningPolicy()
     seen = view([user("go"), *old, *NEWEST], ceiling, 0, pinned)
-    surveyed = index_conversation(seen, policy, extract_features)
+    surveyed = index_conversation(seen, BuilderPolicy(policy), extract_features)
     return sorted(prune_superseded(seen, surveyed, policy, range(len(surveyed.steps) - spared), count))
 
 
@@ -224,33 +225,33 @@ def test_an_error_goes_where_the_same_succeeded_later_with_other_options() -> No
 
 
 def test_the_newest_outputs_stay_and_the_measure_follows_the_budget() -> None:
-    loose = BuilderPolicy(minimum_tokens=1)
+    loose = PruningPolicy(minimum_tokens=1)
     assert find(OVERTAKEN, loose) == [2]
     assert find(OVERTAKEN, loose, ceiling=100_000) == []
-    assert find(OVERTAKEN, BuilderPolicy(minimum_tokens=1, protect_tokens=9 * TOKENS), ceiling=100_000) == [2]
-    assert find(OVERTAKEN, BuilderPolicy(minimum_tokens=1, protect_tokens=11 * TOKENS), ceiling=100_000) == []
+    assert find(OVERTAKEN, PruningPolicy(minimum_tokens=1, protect_tokens=9 * TOKENS), ceiling=100_000) == [2]
+    assert find(OVERTAKEN, PruningPolicy(minimum_tokens=1, protect_tokens=11 * TOKENS), ceiling=100_000) == []
 
 
 def test_nothing_goes_unless_enough_goes_together() -> None:
-    loose = BuilderPolicy(protect_tokens=0)
+    loose = PruningPolicy(protect_tokens=0)
     thrice = [*OVERTAKEN, *act("3", "cat a", f"newer {LONG}")]
     assert find(OVERTAKEN, loose, ceiling=20_000) == []
     assert find(thrice, loose, ceiling=20_000) == [2, 4]
     assert find(thrice, loose, ceiling=40_000) == []
-    assert find(thrice, BuilderPolicy(protect_tokens=0, minimum_tokens=1000), ceiling=40_000) == [2, 4]
-    assert find(thrice, BuilderPolicy(protect_tokens=0, minimum_tokens=1300), ceiling=40_000) == []
+    assert find(thrice, PruningPolicy(protect_tokens=0, minimum_tokens=1000), ceiling=40_000) == [2, 4]
+    assert find(thrice, PruningPolicy(protect_tokens=0, minimum_tokens=1300), ceiling=40_000) == []
 
 
 def test_pins_protected_tools_and_small_outputs_stay() -> None:
     assert find(OVERTAKEN, pinned=(1,)) == []
-    assert find(OVERTAKEN, BuilderPolicy(protected_tools=("shell",))) == []
+    assert find(OVERTAKEN, PruningPolicy(protected_tools=("shell",))) == []
     small = "word; " * 62
     assert find([*act("1", "ls", small), *act("2", "ls", "others"), *OVERTAKEN]) == [6]
     assert find([*act("1", "ls", small * 2), *act("2", "ls", "others"), *OVERTAKEN]) == [2, 6]
 
 
 def test_it_can_be_turned_off_and_touches_no_other_steps() -> None:
-    assert find(OVERTAKEN, BuilderPolicy(is_pruning=False)) == []
+    assert find(OVERTAKEN, PruningPolicy(enabled=False)) == []
     assert find(OVERTAKEN, spared=10) == [2]
     assert find(OVERTAKEN, spared=11) == []
 
@@ -258,7 +259,7 @@ def test_it_can_be_turned_off_and_touches_no_other_steps() -> None:
 def test_a_gain_is_what_a_marker_saves() -> None:
     seen = view([user("go"), *OVERTAKEN, *NEWEST], 10_000)
     surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
-    marked = prune_superseded(seen, surveyed, BuilderPolicy(), range(3), count)
+    marked = prune_superseded(seen, surveyed, PruningPolicy(), range(3), count)
     (made,) = marked.values()
     assert count_saved_tokens(surveyed, marked, count) == seen.messages[2].tokens - count(made.edit.text) - 4
 
@@ -267,7 +268,7 @@ def test_a_marker_that_is_longer_than_its_output_is_none() -> None:
     seen = view([user("go"), *OVERTAKEN, *act("3", "cat a", f"newer {LONG}"), *NEWEST], 10_000)
     surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
     dear = msgspec.structs.replace(seen, name=lambda start, _, offset: "x" * 6000 if start == 2 else f"{offset}")
-    assert list(prune_superseded(dear, surveyed, BuilderPolicy(), range(4), count)) == [4]
+    assert list(prune_superseded(dear, surveyed, PruningPolicy(), range(4), count)) == [4]
 
 
 def test_what_stays_beside_shortened_words_is_not_saved() -> None:

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.engine.erasing.policy import RetentionPolicy
 from proxy.engine.erasing.retention import Retention
 from proxy.engine.erasing.service import SessionErasing
+from proxy.engine.policy import StoreSettings
 from proxy.model.erasing import Cause, ErasableSession
 
 HOUR, DAY, NOW = 3_600_000, 86_400_000, 1_760_000_000_000
@@ -61,7 +61,12 @@ def make_retention(eraser: FakeEraser, days: int = 0, max_bytes: int = 0, busy: 
     async def sleep(seconds: float) -> None: ...
 
     erasing = SessionErasing(log=cast(Any, None), eraser=cast(Any, eraser), settle=settle)
-    return Retention(policy=RetentionPolicy(days, max_bytes), erasing=erasing, clock=Clock(), sleep=sleep)
+    return Retention(
+        policy=StoreSettings(retention_days=days, max_bytes=max_bytes, when_full="erase"),
+        erasing=erasing,
+        clock=Clock(),
+        sleep=sleep,
+    )
 
 
 async def test_what_is_older_is_erased_in_the_order_of_its_age() -> None:

@@ -210,8 +210,8 @@ def test_the_example_of_a_bus_does_what_it_says() -> None:
 
 def test_the_example_of_a_secret_makes_one_that_the_settings_take() -> None:
     webhook: dict[str, Any] = {"url": "https://hooks.example/", "secret": run_example(SECRET_EXAMPLE)[1].strip()}
-    (policy,) = Settings(events={"webhooks": [webhook]}).webhook_policies()
-    assert len(policy.secret) == 32
+    (policy,) = Settings(events={"webhooks": [webhook]}).events.webhooks
+    assert len(policy.decode_secret()) == 32
 
 
 def test_the_example_of_verifying_accepts_what_is_ours_and_new_only() -> None:

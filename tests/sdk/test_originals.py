@@ -37,7 +37,7 @@ async def load_context(session: Session) -> SendableDocument:
     """What the API shows of the session's context."""
     (shared,) = ENGINES.open.values()
     engine = shared.engine
-    inputs = SavingsInputs(PriceList(engine.models.card, shared.settings.providers()), shared.settings.budget_policy())
+    inputs = SavingsInputs(PriceList(engine.models.card, shared.settings.providers()), shared.settings.budget)
     log = engine.memory_compaction.memory.archive
     return await load_sendable(log, engine.manual_compaction, session.id, inputs)
 

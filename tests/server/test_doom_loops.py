@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.context.loop_watch import LabellingClient
+from proxy.engine.policy import DoomLoopSettings
 from proxy.model.events import DoomLoopDetectedEvent
 from tests.support.scripted import Message, ScriptedUpstream, answer, request
 from tests.support.serving import Plan, Served, serving
@@ -135,7 +136,7 @@ async def test_another_branch_is_not_labelled(plan: Plan, upstream: ScriptedUpst
 
 @pytest.mark.parametrize("threshold", [0, 5])
 async def test_the_threshold_can_be_set(plan: Plan, upstream: ScriptedUpstream, threshold: int) -> None:
-    async with serving(replace(plan, engine=replace(plan.engine, loop_threshold=threshold))) as served:
+    async with serving(replace(plan, loops=DoomLoopSettings(threshold))) as served:
         agent = Agent(served, upstream, TONGUES[0])
         for _ in range(6):
             await agent.step()
@@ -160,7 +161,7 @@ TOLD = "[This call was made {} times in a row, with the same arguments and the s
 
 
 def annotating(plan: Plan) -> Plan:
-    return replace(plan, engine=replace(plan.engine, loop_action="annotate"))
+    return replace(plan, loops=DoomLoopSettings(action="annotate"))
 
 
 def list_items(asked: Message) -> list[Any]:

@@ -528,7 +528,13 @@ class Engine:
             controller=self.controller,
             recall=recall,
             histories=build_histories(
-                nudges or NudgePolicy(), policy, self.archive, self.reception, bus=self.bus, clock=self.clock
+                nudges or NudgePolicy(),
+                policy,
+                self.archive,
+                self.reception,
+                bus=self.bus,
+                clock=self.clock,
+                providers={"main": provider} if provider else {},
             ),
         )
 

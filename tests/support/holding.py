@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxy.engine.history.policy import NudgePolicy
+from proxy.engine.policy import Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.recall.rounds import Run
 from proxy.model.exchange import ClientRequest, Headers
@@ -126,12 +127,13 @@ class HeldClient:
         ceiling: int | None = None,
         nudges: NudgePolicy | None = None,
         run: Run | None = None,
+        provider: Provider | None = None,
     ) -> None:
         self.wire: Wire = wire
         self.form = FORMATS[wire]
         self.upstream = QueuedUpstream(wire)
         self._policy = StorePolicy(path / "log.db") if path is not None else None
-        self._options: dict[str, Any] = {"ceiling": ceiling, "nudges": nudges, "run": run}
+        self._options: dict[str, Any] = {"ceiling": ceiling, "nudges": nudges, "run": run, "provider": provider}
         self.log: Any = MemoryArchive()
         self.engine: Engine
         self.client = RecordingClient()

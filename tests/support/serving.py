@@ -16,6 +16,7 @@ from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.loop_watch import LoopWatch
@@ -27,7 +28,7 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
-from proxy.engine.policy import EnginePolicy, OperatorPolicy, SnapshotPolicy
+from proxy.engine.policy import DoomLoopSettings, EnginePolicy, OperatorPolicy
 from proxy.engine.recall.rounds import build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
@@ -133,6 +134,7 @@ class Plan:
     base_url: str
     server: ServerPolicy = _POLICY
     engine: EnginePolicy = field(default_factory=EnginePolicy)
+    loops: DoomLoopSettings = field(default_factory=DoomLoopSettings)
     api_key: str = ""
     idle_timeout: float = 60.0
     connect_timeout: float = LIMIT
@@ -155,7 +157,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     bus = EngineBus(tasks)
     upstream = UpstreamPolicy(
         "scripted",
-        plan.base_url,
+        base_url=plan.base_url,
         api_key=plan.api_key,
         idle_timeout=plan.idle_timeout,
         connect_timeout=plan.connect_timeout,
@@ -255,8 +257,8 @@ def _build_exchanges(
     )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    least = plan.engine.loop_threshold
-    loops = LoopWatch(bus, least, plan.engine.loop_action) if least else None
+    least = plan.loops.threshold
+    loops = LoopWatch(bus, least, plan.loops.action) if least else None
     parts_of_calls: dict[str, Any] = {"resolver": reception, "relay": relay, "tasks": tasks, "controller": controller}
     return ExchangeService(policy, formats, **parts_of_calls, loops=loops), readings
 

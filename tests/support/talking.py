@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from proxy.assembly import attach_snapshots
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.policy import Provider, SnapshotPolicy
+from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, RequestBody
 from proxy.engine.recall.rounds import Run
 from proxy.model.card import Card

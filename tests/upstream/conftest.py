@@ -59,7 +59,7 @@ async def tasks() -> AsyncIterator[TaskRunner]:
 @pytest.fixture
 async def client(upstream: ScriptedUpstream, tasks: TaskRunner) -> AsyncIterator[DirectClient]:
     """A client to the scripted upstream."""
-    made = DirectClient(UpstreamPolicy("scripted", upstream.url, idle_timeout=LIMIT), tasks.spawn)
+    made = DirectClient(UpstreamPolicy("scripted", base_url=upstream.url, idle_timeout=LIMIT), tasks.spawn)
     yield made
     made.close()
 

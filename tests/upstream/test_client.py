@@ -118,7 +118,7 @@ async def test_a_key_of_the_settings_takes_the_place_of_the_clients(
     upstream: ScriptedUpstream, tasks: TaskRunner, auth: Auth, field: tuple[bytes, bytes]
 ) -> None:
     upstream.answer_with(answer())
-    client = DirectClient(UpstreamPolicy("u", upstream.url, api_key="own-key", auth=auth), tasks.spawn)
+    client = DirectClient(UpstreamPolicy("u", base_url=upstream.url, api_key="own-key", auth=auth), tasks.spawn)
     await read_all(await send(client, headers=BEARER))
     client.close()
     credentials = [f for f in upstream.requests[0].headers if f[0] in (b"authorization", b"x-api-key", b"api-key")]
@@ -129,7 +129,7 @@ async def test_a_key_of_the_settings_is_not_spent_outside_the_base(
     upstream: ScriptedUpstream, tasks: TaskRunner
 ) -> None:
     upstream.answer_with(answer())
-    client = DirectClient(UpstreamPolicy("u", upstream.url, api_key="own-key"), tasks.spawn)
+    client = DirectClient(UpstreamPolicy("u", base_url=upstream.url, api_key="own-key"), tasks.spawn)
     await read_all(await send(client, b"/admin", BEARER))
     client.close()
     assert upstream.requests[0].all(b"authorization") == [b"Bearer client-key"]
@@ -201,7 +201,7 @@ async def test_a_cancelled_upload_closes_its_connection(client: DirectClient, up
 async def test_an_upstream_that_stops_reading_holds_the_upload_back(
     upstream: ScriptedUpstream, tasks: TaskRunner
 ) -> None:
-    client = DirectClient(UpstreamPolicy("u", upstream.url, idle_timeout=0.5), tasks.spawn)
+    client = DirectClient(UpstreamPolicy("u", base_url=upstream.url, idle_timeout=0.5), tasks.spawn)
     upload, given = Upload(), 64
     for _ in range(given):
         upload.add(bytes(1024 * 1024))
@@ -358,7 +358,7 @@ async def test_nobody_listening_is_an_error_that_names_the_upstream(tasks: TaskR
     async with ScriptedUpstream() as gone:
         url = gone.url
     with pytest.raises(UpstreamUnreachable, match="no connection to the upstream 'u'") as caught:
-        await send(DirectClient(UpstreamPolicy("u", url), tasks.spawn))
+        await send(DirectClient(UpstreamPolicy("u", base_url=url), tasks.spawn))
     assert caught.value.status == 502
 
 
@@ -385,7 +385,7 @@ async def test_where_no_descriptor_is_free_others_let_go_of_theirs_for_a_connect
 ) -> None:
     upstream.answer_with(answer(b"ok"))
     descriptors = Descriptors(1024)
-    client = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=descriptors)
+    client = DirectClient(UpstreamPolicy("u", base_url=upstream.url), tasks.spawn, descriptors=descriptors)
     with exhausted() as relieve:
         descriptors.add_holder(relieve)
         assert await ask(client) == b"ok"
@@ -396,7 +396,7 @@ async def test_where_no_descriptor_is_free_others_let_go_of_theirs_for_a_connect
 async def test_where_nobody_can_let_go_of_a_descriptor_the_call_fails_of_that(
     upstream: ScriptedUpstream, tasks: TaskRunner
 ) -> None:
-    client = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, descriptors=Descriptors(1024))
+    client = DirectClient(UpstreamPolicy("u", base_url=upstream.url), tasks.spawn, descriptors=Descriptors(1024))
     with exhausted(), pytest.raises(UpstreamUnreachable, match="oo many open files") as caught:
         await send(client)
     assert caught.value.status == 502
@@ -405,7 +405,7 @@ async def test_where_nobody_can_let_go_of_a_descriptor_the_call_fails_of_that(
 async def test_a_connection_that_takes_too_long_is_an_error(upstream: ScriptedUpstream, tasks: TaskRunner) -> None:
     """An upstream that says nothing when TLS is offered."""
     url = upstream.url.replace("http:", "https:")
-    client = DirectClient(UpstreamPolicy("u", url, connect_timeout=0.2), tasks.spawn)
+    client = DirectClient(UpstreamPolicy("u", base_url=url, connect_timeout=0.2), tasks.spawn)
     with pytest.raises(UpstreamUnreachable, match=r"within 0\.2 s") as caught:
         await send(client)
     assert caught.value.status == 504
@@ -419,7 +419,7 @@ async def test_a_server_that_is_near_is_told_through_whom_a_call_came(
     upstream: ScriptedUpstream, tasks: TaskRunner, *, is_streamed: bool
 ) -> None:
     upstream.answer_with(answer())
-    client = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, hop_id="own")
+    client = DirectClient(UpstreamPolicy("u", base_url=upstream.url), tasks.spawn, hop_id="own")
     came: Headers = ((b"x-palimpsest-hop", b"a, b"), (b"x-palimpsest-hop", b",c"), (b"x-palimpsest-mode", b"observe"))
     for headers, hops in (((), b"own"), (came, b"a, b, c, own")):
         upload = Upload()
@@ -450,7 +450,7 @@ async def test_an_upstream_whose_signer_the_system_trusts_is_talked_to(
     secure: ScriptedUpstream, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    client = DirectClient(UpstreamPolicy("u", secure.url), TaskRunner().spawn)
+    client = DirectClient(UpstreamPolicy("u", base_url=secure.url), TaskRunner().spawn)
     secure.answer_with(answer(b"secret"))
     assert [await ask(client) for _ in range(3)] == [b"secret"] * 3
     assert secure.accepted == 1
@@ -461,14 +461,14 @@ async def test_a_stream_over_tls_that_is_cut_is_broken(
     secure: ScriptedUpstream, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    client = DirectClient(UpstreamPolicy("u", secure.url), TaskRunner().spawn)
+    client = DirectClient(UpstreamPolicy("u", base_url=secure.url), TaskRunner().spawn)
     secure.close_after(stream_head() + chunk(b"part"))
     with pytest.raises(UpstreamUnreachable, match="in the middle of its response"):
         await ask(client)
 
 
 async def test_an_upstream_that_nobody_vouches_for_gets_nothing(secure: ScriptedUpstream) -> None:
-    client = DirectClient(UpstreamPolicy("u", secure.url), TaskRunner().spawn)
+    client = DirectClient(UpstreamPolicy("u", base_url=secure.url), TaskRunner().spawn)
     secure.answer_with(answer(b"secret"))
     with pytest.raises(UpstreamUnreachable, match=r"(?i)certificate"):
         await ask(client)

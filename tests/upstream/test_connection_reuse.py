@@ -26,7 +26,7 @@ class Kept:
         self.fields = ""
         self._upstream = upstream
         self._newest: Wire | None = None
-        self.client = DirectClient(UpstreamPolicy("u", upstream.url), tasks.spawn, now=lambda: self.now)
+        self.client = DirectClient(UpstreamPolicy("u", base_url=upstream.url), tasks.spawn, now=lambda: self.now)
         upstream.script = self._answer
 
     async def ask(self) -> bool:

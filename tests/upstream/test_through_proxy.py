@@ -404,7 +404,7 @@ async def test_the_password_goes_to_the_proxy_and_nowhere_else(
         client = make(proxy=strict.url)
         assert await ask(client) == b"ok"
         assert strict.heads[0].find(b"proxy-authorization") == b"Basic dXNlcjpoaWRkZW4="
-        assert "hidden" not in repr(UpstreamPolicy("u", upstream.url, proxy=strict.url))
+        assert "hidden" not in repr(UpstreamPolicy("u", base_url=upstream.url, proxy=strict.url))
         await client.aclose()
     assert upstream.requests[0].all(b"proxy-authorization") == []
     assert "hidden" not in caplog.text

@@ -27,9 +27,9 @@ from proxy.cli.services import (
 from proxy.cli.terminal import format_local
 from proxy.cli.views.naming import find_for_server, read_session
 from proxy.config import Settings
+from proxy.context.conversation import SnapshotPolicy
 from proxy.context.memory.bundle import render_turns
 from proxy.engine.memory.path import MemoryReader
-from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import ProxyError
 from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
@@ -105,7 +105,7 @@ def memory(
 
         async def query(log: MemoryReader, settings: Settings, session: str) -> bytes:
             chosen = _Chosen(session, view or "", turn, limit, branch)
-            return await _render(log, chosen, settings.snapshot_policy(), as_json=as_json)
+            return await _render(log, chosen, settings.snapshot, as_json=as_json)
 
         typer.echo(read_session(services, data, config, session, query), nl=False)
 

@@ -105,7 +105,7 @@ def show(
         if as_json:
             return write_json(document)
         found = await load_cache(log, row.session, inputs, n)
-        facts = format_exchange(row, document.bound, settings.budget_policy(), found, screen)
+        facts = format_exchange(row, document.bound, settings.budget, found, screen)
         lines = format_call_text(await load_call_text(log, row), screen, is_whole=is_whole)
         return "\n".join([facts, "", *lines])
 
@@ -129,7 +129,7 @@ async def _render_session(
     found = await load_cache(log, overview.session.id, inputs)
     epochs = await log.list_epochs(overview.session.id)
     loops = await load_loops(log, overview.session.id, settings.doom_loop.threshold)
-    policy = settings.budget_policy()
+    policy = settings.budget
     return format_session(overview, exchanges, policy, found, summaries, epochs, screen, loops)
 
 

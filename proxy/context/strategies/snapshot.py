@@ -2,7 +2,7 @@
 
 A context grows until a prompt has filled most of its budget. Then it begins anew: with a message of ours that shows
 what memory has of the turns that leave, and the user's rules in them, the newest turns before the current one
-(`BuilderPolicy.raw_tail_turns`), and the current turn. The user's words of the two newest turns always stay. A turn
+(`SnapshotPolicy.raw_tail_turns`), and the current turn. The user's words of the two newest turns always stay. A turn
 leaves only if memory has been made of it. Of the turns before the current one fewer stay where they do not fit. What
 whole turns cannot free is freed within the current turn and the one before it, as in `epochs`.
 """
@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from proxy.context.budget import MESSAGE_FRAME, Count
 from proxy.context.conversation import (
-    BuilderPolicy,
     ConversationIndex,
     CountedMessage,
     PlanRequest,
+    SnapshotPolicy,
     add_paired,
     list_turn_starts,
 )
@@ -86,7 +86,7 @@ class _Beginning(Value):
 def plan_snapshot(
     view: PlanRequest,
     index: ConversationIndex,
-    policy: BuilderPolicy,
+    policy: SnapshotPolicy,
     count: Count,
     build: Build,
     *,
@@ -100,7 +100,7 @@ def plan_snapshot(
     second = list_user_forms(view, index, count).second
 
     def begin(place: int) -> _Beginning:
-        start = starts[-1] if policy.is_tail_text else place
+        start = starts[-1] if policy.tail == "text" else place
         return _begin(view, index, place, start, count, prune=prune, second=second)
 
     def weigh(place: int) -> int:

@@ -1,7 +1,7 @@
 """The strategy `turns`: the turn under way, and little of what was before it. It needs no model.
 
 A turn begins with a prompt: words of the user. Each new prompt opens an epoch, so that the context never grows beyond
-one turn. Before the turn stand the user's words of the turns before it (`BuilderPolicy.user_turns`), and the newest
+one turn. Before the turn stand the user's words of the turns before it (`TurnsPolicy.user_turns`), and the newest
 complete tool loop: the assistant's calls with all their results. Only at the high mark the oldest loops of the turn
 leave, too. What is not sent is found by searching the log, so it has no references: these would grow with the session.
 """
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from proxy.context.budget import MESSAGE_FRAME, Count
 from proxy.context.conversation import (
-    BuilderPolicy,
     ConversationIndex,
     CountedMessage,
     PlanRequest,
+    TurnsPolicy,
     add_paired,
     list_groups,
 )
@@ -46,7 +46,7 @@ class _KeptSteps(Value):
         return sum(step.tokens for i, step in enumerate(index.steps) if i >= self.tail or i in self.earlier)
 
 
-def plan_turns(view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, count: Count) -> ContextPlan | None:
+def plan_turns(view: PlanRequest, index: ConversationIndex, policy: TurnsPolicy, count: Count) -> ContextPlan | None:
     """Return the plan of an epoch, or None without any prompt, or if what has to stay is above the high mark."""
     if not index.users:
         return None

@@ -1,7 +1,10 @@
-"""The settings of summaries, as values; `config` fills them in."""
+"""The settings of summaries."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from proxy.model.settings import Count, DottedPath, Fraction, Pause, PositiveFraction, Price, Rule, Seconds, Tokens
 
 PromptHook = Callable[[str, int, Sequence[bytes]], str]
 """Takes the instruction for a summary, its level (1 or 2), and the raw messages that are summarised.
@@ -12,38 +15,44 @@ Returns the instruction to use.
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """Who writes summaries, of what, and at what cost. Each field has a setting of the same name."""
+    """Summaries of older messages, made by a model in the background."""
 
-    # Whether summaries are made in the background.
     auto: bool = True
-    # The model that is asked (empty: the conversation's own), and the fallbacks if it fails, in order. They are asked
-    # at the conversation's upstream, or at one that `may_receive` names.
+    """Whether summaries are made in the background."""
     model: str = ""
+    """Model that makes them. Empty: that of the conversation."""
     fallback_models: tuple[str, ...] = ()
-    may_receive: tuple[str, ...] = ()
-    # Replaces the built-in instruction. The hook is the dotted path of a function that may change the instruction.
+    """Models to use when that one fails, in this order."""
     prompt: str = ""
-    prompt_hook: str = ""
-    # Whether a short form is asked for if a summary was rejected.
+    """Instruction to the model, instead of the built-in one."""
+    prompt_hook: DottedPath = ""
+    """Dotted path of a function that takes the instruction and its level (1 or 2) and returns the one to use; by name
+    also messages (those that are summarised) and config (these settings)."""
     level2: bool = True
-    # Whether summaries are merged, and in how many rounds at most.
+    """Whether a shorter form is requested where a summary was rejected."""
+    max_rounds: Count = 10
+    """Most rounds of merging summaries in one run."""
     condensation: bool = True
-    max_rounds: int = 10
-    # How long a request above the high mark waits for a summary that is being made.
-    hard_wait_seconds: float = 2.0
-    # The user's newest turns that are never part of a summary.
-    protect_turns: int = 2
-    # The largest share of a model's window that a request for a summary may take.
-    input_fraction: float = 0.75
-    # Spending is bounded by a share of the cost of a session's own calls, and by an amount of money for all sessions
-    # per UTC day (0: no cap).
-    spend_fraction: float = 0.05
-    spend_per_day: float = 0.0
-    # The share of all sessions that is not managed at all, for comparison.
-    holdout_fraction: float = 0.0
-    # Whether credentials of people's subscriptions may be used.
+    """Whether summaries are merged when there are many of them."""
+    hard_wait_seconds: Pause = 2.0
+    """Longest time that a request above its budget waits for its plan and a pending summary, and again for the log to
+    keep that plan; seconds."""
+    protect_turns: Annotated[int, Rule(ge=2)] = 2
+    """Number of the user's most recent turns that are never summarised."""
+    input_fraction: PositiveFraction = 0.75
+    """Largest fraction of the model's window that is filled with messages to summarise."""
+    spend_fraction: Fraction = 0.05
+    """Most to spend on a session's summaries, as a fraction of the cost of its requests."""
+    spend_per_day: Price = 0.0
+    """Most to spend on all summaries of a day (UTC); currency units, as in pricing. Models of unknown price are not
+    used then. 0: no limit."""
+    holdout_fraction: Fraction = 0.0
+    """Fraction of the sessions that are only observed, so that savings can be measured."""
     subscription_calls: bool = False
-    # The time limit of a call for a summary.
-    time_limit_seconds: float = 60.0
-    # Tokens that a model may use for reasoning, besides the summary itself.
-    reasoning_tokens: int = 8192
+    """Whether personal subscriptions (OAuth tokens) may be used for summaries."""
+    may_receive: tuple[str, ...] = ()
+    """Names of upstreams to which conversations with other upstreams may be sent for a summary."""
+    time_limit_seconds: Seconds = 60.0
+    """Longest time for making one summary; seconds."""
+    reasoning_tokens: Tokens = 8192
+    """Tokens that a model may use for reasoning, in addition to the summary's."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget, TokenRatio, has_reference, is_surely_below_soft_mark
-from proxy.context.conversation import BuilderPolicy, MemoryText, PlanInputs
+from proxy.context.conversation import MemoryText, PlanInputs, TurnsPolicy
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
 from proxy.context.strategies.turns import find_prompt
@@ -36,7 +36,7 @@ from proxy.model.exchange import Headers
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
-_NO_HOLDOUT, _BUILDER = Holdout(), BuilderPolicy()
+_NO_HOLDOUT, _TURNS = Holdout(), TurnsPolicy()
 
 
 class RequestState(Value):
@@ -298,7 +298,7 @@ class StateReader:
         *,
         overflows: OverflowWatch,
         offers: ToolOffers = NO_OFFERS,
-        scan_messages: int = _BUILDER.scan_messages,
+        scan_messages: int = _TURNS.scan_messages,
     ) -> None:
         self.caches = caches
         self.offers = offers

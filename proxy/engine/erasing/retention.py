@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from proxy.engine.erasing.policy import RetentionPolicy
 from proxy.engine.erasing.service import SessionErasing
+from proxy.engine.policy import StoreSettings
 from proxy.engine.ports import Clock
 from proxy.model.erasing import Cause
 from proxy.model.errors import ProxyError
@@ -30,7 +30,7 @@ _log = logging.getLogger("palimpsest.erasing")
 class Retention:
     """Erases what the policy does not keep."""
 
-    policy: RetentionPolicy
+    policy: StoreSettings
     erasing: SessionErasing
     clock: Clock
     sleep: Callable[[float], Awaitable[object]]
@@ -47,17 +47,17 @@ class Retention:
                 await self.enforce()
             except ProxyError as error:
                 _log.error("what is older than the settings allow is not erased now, but is tried again: %s", error)
-            if not self.policy.is_on:
+            if not self.policy.is_erasing:
                 return
             await self.sleep(_PAUSE_SECONDS)
 
     async def enforce(self) -> None:
         """Erase what is too old, then what is too much. Raises Conflict and StoreUnavailable."""
         now, eraser = self.clock.now_ms(), self.erasing.eraser
-        if self.policy.days:
-            while await self._erase_oldest(now - self.policy.days * _DAY_MS, "age"):
+        if self.policy.retention_days:
+            while await self._erase_oldest(now - self.policy.retention_days * _DAY_MS, "age"):
                 pass
-        most = self.policy.max_bytes
+        most = self.policy.erased_above
         if most and await eraser.measure_used() > _FULL * most:
             while await eraser.measure_used() > _ENOUGH * most and await self._erase_oldest(now - _HOUR_MS, "size", 1):
                 pass

@@ -17,17 +17,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from proxy.engine.events.stream import EventStream, make_encodable
+from proxy.engine.policy import SecretFile, refuse_both
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus, attempt
 from proxy.model.errors import ProxyError
-from proxy.model.events import StreamedEvent, WebhookEnded, name_type
+from proxy.model.events import WEBHOOK_EVENTS, StreamedEvent, WebhookEnded, name_type
 from proxy.model.exchange import Headers
+from proxy.model.settings import Rule, Seconds, Secret, WebhookUrl
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 120.0, 300.0)
 """The pauses before a request is repeated. After the last one it has failed."""
@@ -38,6 +40,9 @@ _LONGEST = 200  # characters of a reason in the log
 
 
 _log = logging.getLogger("palimpsest.webhooks")
+
+_SECRET_PREFIX = "whsec_"
+_SECRET_BYTES = range(24, 65)
 
 
 class WebhookReceiver(Protocol):
@@ -52,15 +57,47 @@ class WebhookReceiver(Protocol):
         ...
 
 
+def _check_events(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in WEBHOOK_EVENTS:
+            raise ValueError(f'"{name}" is no event; there are {", ".join(WEBHOOK_EVENTS)}')
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class WebhookPolicy:
-    """Where events are sent, which of them (all if `events` is empty), and how many may wait. `timeout` is seconds."""
+    """A receiver of events."""
 
-    url: str
-    secret: bytes = field(repr=False)
-    events: tuple[str, ...] = ()
-    timeout: float = 10.0
-    most_waiting: int = 1000
+    url: WebhookUrl
+    """Address to which each event is posted."""
+    secret: Secret = field(default="", repr=False)
+    """Secret by which requests are signed: whsec_ and 24 to 64 random bytes in base64 (docs/events.md)."""
+    secret_file: SecretFile = field(default="", repr=False)
+    """File with the secret, instead of the setting."""
+    events: Annotated[tuple[str, ...], Rule(check=_check_events)] = ()
+    """Types of the events that it gets. Empty: all."""
+    timeout: Seconds = 10.0
+    """Longest time for its response; seconds."""
+    most_waiting: Annotated[int, Rule(ge=1)] = 1000
+    """Most events that wait for it; what comes after is dropped."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError without a secret that can be one."""
+        refuse_both(self, "secret")
+        self.decode_secret()
+
+    def decode_secret(self) -> bytes:
+        """Return the bytes by which requests are signed. Raises ValueError."""
+        prefix, text = (given := self.secret_file or self.secret)[:6], given[6:]
+        try:
+            secret = base64.b64decode(text, validate=True)
+        except ValueError:
+            secret = b""
+        if prefix != _SECRET_PREFIX or len(secret) not in _SECRET_BYTES:
+            raise ValueError(
+                "needs a secret, or secret_file: whsec_ and 24 to 64 random bytes in base64 (docs/events.md)"
+            )
+        return secret
 
     @property
     def host(self) -> str:
@@ -165,7 +202,7 @@ class Webhook:
             (b"user-agent", b"palimpsest"),
             (b"webhook-id", id.encode()),
             (b"webhook-timestamp", b"%d" % seconds),
-            (b"webhook-signature", sign(self._policy.secret, id, seconds, body).encode()),
+            (b"webhook-signature", sign(self._policy.decode_secret(), id, seconds, body).encode()),
         )
         try:
             status = await self._receiver.post(headers, body)

@@ -6,13 +6,15 @@ place. The log has what the client sent, and the whole request. Paths in memory 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from proxy.context.conversation import TurnsPolicy
 from proxy.context.strategies.sources import is_nudge
 from proxy.engine.body_cache import build_manifest
 from proxy.engine.history.answers import CapturingClient, HeldAnswer, read_held_answer
@@ -30,7 +32,7 @@ from proxy.engine.history.path import (
     strip_markers,
 )
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import MOST_HELD, Client, Clock
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus
@@ -42,6 +44,7 @@ from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import drop_encoding, find_header
 
+_TURNS = TurnsPolicy()
 _KEY = b"idempotency-key"
 _LONGEST_KEY = 255
 # Seconds to wait for the end of a call whose answer the client has, and for the log.
@@ -383,15 +386,24 @@ def read_key(headers: Headers) -> str:
 
 
 def build_histories(
-    nudges: NudgePolicy, policy: EnginePolicy, log: HistoryLog, resolver: SessionNamer, *, bus: EngineBus, clock: Clock
+    nudges: NudgePolicy,
+    policy: EnginePolicy,
+    log: HistoryLog,
+    resolver: SessionNamer,
+    *,
+    bus: EngineBus,
+    clock: Clock,
+    turns: TurnsPolicy = _TURNS,
+    providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> HeldHistories:
     """Return the histories that we hold."""
+    alternating = [name for name, each in providers.items() if each.strict_alternation]
     return HeldHistories(
         log,
-        Nudger(nudges, clock, bus),
+        Nudger(nudges, clock, bus, scan=turns.scan_messages, alternating=alternating),
         resolver,
         clock,
         record_cap=policy.record_cap_bytes,
         cache_bytes=policy.cache_bytes // 4,
-        scan_messages=nudges.scan_messages,
+        scan_messages=turns.scan_messages,
     )

@@ -3,7 +3,7 @@
 The state is in memory only: after a restart a session is nudged anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -44,10 +44,14 @@ NO_NUDGE = Nudge()
 class Nudger:
     """Decides whether a call without messages is nudged, and with which words."""
 
-    def __init__(self, policy: NudgePolicy, clock: Clock, bus: EngineBus) -> None:
+    def __init__(
+        self, policy: NudgePolicy, clock: Clock, bus: EngineBus, *, scan: int, alternating: Collection[str] = ()
+    ) -> None:
         self._policy = policy
         self._clock = clock
         self._bus = bus
+        self._scan = scan
+        self._alternating = alternating
         self._sessions = LruCache[str, _Attempts](_MOST_SESSIONS)
 
     def nudge(self, session: SessionKey, form: Format, path: HeldPath, source: str) -> Nudge:
@@ -57,9 +61,9 @@ class Nudger:
             raise BadRequest("the request has no messages; x-palimpsest-source: tick asks for a nudge")
         if not policy.enabled:
             raise BadRequest("the request has no messages, and nudges are off (nudge.enabled)")
-        if session.upstream in policy.alternating:
+        if session.upstream in self._alternating:
             raise BadRequest("the upstream takes no two answers in a row (strict_alternation), so there are no nudges")
-        if has_source(form, path, policy.scan_messages):
+        if has_source(form, path, self._scan):
             # There a history that ends with an answer asks for more of that answer.
             return Nudge(_write(form, policy.texts[0])) if form.name == _ANTHROPIC else NO_NUDGE
         attempts = self._sessions.get(session.id) or _Attempts()

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.conversation import MemoryText, list_turn_starts
+from proxy.context.conversation import MemoryText, SnapshotPolicy, list_turn_starts
 from proxy.context.memory.bundle import render_bundle
 from proxy.context.memory.facts import is_on_path
 from proxy.context.strategies.snapshot import choose_tail
@@ -21,7 +21,6 @@ from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.history_cache import decode_messages
 from proxy.engine.context.request_state import RequestState
 from proxy.engine.memory.memory import SessionMemory
-from proxy.engine.policy import SnapshotPolicy
 from proxy.model.errors import StoreUnavailable
 from proxy.model.memory import StoredMemory
 

@@ -1,9 +1,10 @@
-"""The settings of recall, as values; `config` fills them in."""
+"""The settings of recall."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from proxy.context.references import PAGE
+from proxy.model.settings import Rule
 
 RecallScope = Literal["branch", "session", "tenant"]
 """What a request may recall. `branch`: what it continues, and what the agent that delegated it continued then.
@@ -13,15 +14,17 @@ RecallScope = Literal["branch", "session", "tenant"]
 
 @dataclass(frozen=True, slots=True)
 class RecallPolicy:
-    """Whether models get a tool to recall with, and what that returns. Each field has a setting of the same name."""
+    """Reading again what was removed from a context, by a tool that the proxy adds and executes."""
 
-    # Whether the tool is added to requests once something was removed from their context.
     inject: bool = True
-    # How many times in a row a model may recall within one answer.
-    max_hops: int = 4
-    # Characters of a page of a result.
-    page_characters: int = PAGE
-    # Whose content may be recalled.
+    """Whether requests get the tool context_recall once something was removed from their context."""
+    max_hops: Annotated[int, Rule(ge=1, le=64)] = 4
+    """Most times in a row that a model may use it within one response."""
+    page_characters: Annotated[int, Rule(ge=1000, le=200_000)] = PAGE
+    """Characters of a page of what it returns."""
     scope: RecallScope = "branch"
-    # The model whose vectors are a further ranker of search; empty: search is by words only.
+    """What a request may recall. branch: its own history and that of the agent that delegated it; session: also other
+    branches of its session; tenant: also other sessions of the same tenant."""
     embedding_model: str = ""
+    """Model whose embeddings let search also find what says the same in other words. Messages are sent to it in the
+    background, at the upstream's /v1/embeddings, within the limits and permissions under compaction. Empty: none."""

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from proxy.context.compaction.prompts import MAX_PROSE_CHARACTERS, PROSE_TOKENS, render_file_request
+from proxy.context.conversation import FilesPolicy
 from proxy.context.memory.traces import fit_text
 from proxy.context.outline import LONGEST_LINE, Outline, OutlineJob, outline
 from proxy.context.references import cut_to_ends, make_reference
@@ -26,7 +27,7 @@ from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.context.epoch_planner import EpochPlanner
-from proxy.engine.policy import FilePolicy, Provider
+from proxy.engine.policy import Provider
 from proxy.engine.ports import Upstream
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.epoch import name_file
@@ -158,7 +159,8 @@ class FileProse:
 class FileKeeper:
     """Decides how files are sent, and puts the large ones into the log."""
 
-    policy: FilePolicy
+    policy: FilesPolicy
+    cap: int
     recorder: TurnRecorder
     worker: OutliningWorker
     secret: bytes
@@ -174,10 +176,8 @@ class FileKeeper:
         tokens = await self.recorder.count(key, model, [raw])
         if tokens <= self.policy.inline_tokens:
             return FileHandleResult(path=path, inline_content=content)
-        if len(raw) > self.policy.cap:
-            raise TooLarge(
-                f"{path} has {len(raw):,} bytes; the log keeps {self.policy.cap:,} whole (store.record_cap_bytes)"
-            )
+        if len(raw) > self.cap:
+            raise TooLarge(f"{path} has {len(raw):,} bytes; the log keeps {self.cap:,} whole (store.record_cap_bytes)")
         reference = make_reference(self.secret, key.id, sha256(b"file\0" + raw).digest())
         seen = await self._outline(content, path)
         said = await self.prose.describe(key, model, path, seen, content) if self.prose is not None else ""
@@ -186,7 +186,7 @@ class FileKeeper:
             received = msgspec.json.encode({"reference": reference})
             target = _TARGET.format(reference)
             await self.recorder.write_call(key, exchange, model=model, target=target, body=raw, received=received)
-        lines = (*wrap(said, LONGEST_LINE), *(seen.structure if self.policy.has_outlines else ()))
+        lines = (*wrap(said, LONGEST_LINE), *(seen.structure if self.policy.outline else ()))
         part = FileRefPart(reference, path, seen.kind, tokens, "\n".join(lines))
         return FileHandleResult(path=path, file_ref=part)
 
@@ -198,11 +198,12 @@ class FileKeeper:
 
 
 def build_files(
-    policy: FilePolicy,
+    policy: FilesPolicy,
     recorder: TurnRecorder,
     trigger: CompactionTrigger,
     planner: EpochPlanner,
     *,
+    cap: int,
     worker: OutliningWorker,
     secret: bytes,
 ) -> FileKeeper:
@@ -216,4 +217,4 @@ def build_files(
             trigger=trigger,
         )
         trigger.describe_outputs, planner.find_sentences = prose.describe_outputs, prose.list_known
-    return FileKeeper(policy=policy, recorder=recorder, worker=worker, secret=secret, prose=prose)
+    return FileKeeper(policy=policy, cap=cap, recorder=recorder, worker=worker, secret=secret, prose=prose)

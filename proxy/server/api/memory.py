@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Meta
 from starlette.routing import Route
 
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryCompaction, MemoryResult
 from proxy.engine.memory.memory import SessionMemory
-from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.recorded.documents import Listing, cut_listing
 from proxy.engine.recorded.lookup import find_session
 from proxy.model.epoch import SummaryLevel

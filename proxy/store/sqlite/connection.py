@@ -19,7 +19,7 @@ from proxy.model.errors import StoreUnavailable
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
 from proxy.store.sqlite.figures.bills import derive_own
-from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
+from proxy.store.sqlite.schema import VERSION, bring_up_to_date, read_version
 
 # The errors of a damaged file. If names in its schema are no longer text, Python raises, not SQLite.
 FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -245,7 +245,7 @@ def refuse_foreign_wal(path: Path) -> None:
 
 
 def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> sqlite3.Connection:
-    """Return the connection for writing: checked, migrated, in WAL mode. Raises StoreUnavailable."""
+    """Return the connection for writing: checked, up to date, in WAL mode. Raises StoreUnavailable."""
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; palimpsest needs 3.37 or newer")
     for kind, keep in _TAKEN_AS_THEY_ARE:
@@ -254,11 +254,11 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
     try:
         connection = connect(policy.path, isolation_level=None, check_same_thread=False, timeout=policy.busy_ms / 1000)
         try:
-            read_applied(connection)  # a file that is not ours is refused before anything in it changes
+            read_version(connection)  # a file that is not ours is refused before anything in it changes
             _check_small(connection, policy.path)
             _set_up(connection, policy)
             _add_functions(connection)
-            migrate(connection)
+            bring_up_to_date(connection)
         except BaseException:
             connection.close()
             raise
@@ -287,7 +287,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA query_only = ON")
         _add_functions(connection)
-        if len(read_applied(connection)) < len(MIGRATIONS):
+        if read_version(connection) != VERSION:
             raise StoreUnavailable("the log has not been brought up to this version; start the server once")
     except (*FILE_ERRORS, StoreUnavailable) as error:
         connection.close()
@@ -298,7 +298,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def is_older(path: Path) -> bool:
     """Return whether a log has the tables of an earlier version. A file that cannot be read as a log has not."""
     with suppress(StoreUnavailable, *FILE_ERRORS), closing(_connect(path, "mode=ro")) as connection:
-        return 0 < len(read_applied(connection)) < len(MIGRATIONS)
+        return read_version(connection) not in ("", VERSION)
     return False
 
 

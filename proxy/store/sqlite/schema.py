@@ -1,4 +1,4 @@
-"""The tables of log.db, as migrations. A released migration is never edited; a change is the next one.
+"""The schema of log.db, and what brings a log of an earlier version up to date: what it lacks is added in place.
 
 - Content: only `payload` has it, so that an erasure deletes rows of this table only. `blob` names repeated content
   (slices, large members, headers, envelopes) by digest, once per tenant. Responses never repeat, so they have no row in
@@ -12,8 +12,7 @@
   `rendered` and `messages` are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several
   epochs may name. The digest of an epoch commits to all that its lists name. `summary.notes` is reason, files, block
   and facts as JSON; `messages` are those of a leaf. `summary_edge` has what a summary was made of and what it
-  supersedes, in order; its digest commits to both. (`plan` and `round.plan` of the first migration were never used;
-  they stay empty.)
+  supersedes, in order; its digest commits to both. (`plan` and `round.plan` were never used; they stay empty.)
 - Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
 - `held` has the client's own body of an exchange whose history we hold, `exchange` the whole request that it became.
@@ -31,239 +30,311 @@ derived from the record (`store/sqlite/figures`); `erased.remains` may be emptie
 `permit` has a row. Foreign keys exist among record tables only, so that SQLite refuses an outcome whose round was lost.
 References to content have no foreign keys, each of which would cost a look-up: the writer makes them in the same
 transaction, and `verify` checks them.
+
+A column that is added later comes last in its table and has a default, or is NULL in older rows. `migration` names the
+versions that a log had; the names of later ones sort after those of earlier ones.
 """
 
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from proxy.model.errors import StoreUnavailable
 from proxy.store.sqlite.codec import drop_unset, seal_after
 
+VERSION = "m014_own_sizes"
+"""The version of the schema, to be raised whenever that changes. Earlier ones were m001_record to m013_remains."""
+
 APPLICATION_ID = 0x50414C49  # "PALI"
 
 _SALT_SIZE = 32
-
-_TABLES = (
-    "CREATE TABLE tenant(id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE) STRICT",
-    """CREATE TABLE blob(
-        id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
-        UNIQUE(tenant, digest)) STRICT""",
-    "CREATE TABLE payload(id INTEGER PRIMARY KEY, codec INTEGER NOT NULL, bytes BLOB NOT NULL) STRICT",
-    """CREATE TABLE raw(
-        link BLOB PRIMARY KEY, parent BLOB NOT NULL, gap BLOB NOT NULL, blob INTEGER NOT NULL) STRICT, WITHOUT ROWID""",
-    """CREATE TABLE session(
-        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, tenant INTEGER NOT NULL REFERENCES tenant(id),
-        upstream TEXT NOT NULL, family TEXT NOT NULL, created_ms INTEGER NOT NULL) STRICT""",
-    """CREATE TABLE plan(
-        id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES session(id), view TEXT NOT NULL, tip BLOB NOT NULL,
-        mode TEXT NOT NULL, attempt INTEGER NOT NULL, epoch INTEGER NOT NULL, value TEXT NOT NULL,
-        UNIQUE(session, view, tip, mode, attempt)) STRICT""",
-    """CREATE TABLE exchange(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        headers INTEGER NOT NULL, envelope INTEGER NOT NULL, id TEXT NOT NULL UNIQUE, n INTEGER NOT NULL,
-        kind TEXT NOT NULL, wire TEXT NOT NULL, mode TEXT NOT NULL, model TEXT NOT NULL, method TEXT NOT NULL,
-        target TEXT NOT NULL, changes BLOB NOT NULL, tip BLOB NOT NULL, size INTEGER NOT NULL, whole BLOB NOT NULL,
-        opened_ms INTEGER NOT NULL,
-        UNIQUE(session, n)) STRICT""",
-    # envelope, tip, size and whole are NULL where the client's own bytes were sent
-    """CREATE TABLE round(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, envelope INTEGER,
-        exchange INTEGER NOT NULL REFERENCES exchange(seq), k INTEGER NOT NULL, upstream TEXT NOT NULL, tip BLOB,
-        size INTEGER, whole BLOB, plan INTEGER,
-        UNIQUE(exchange, k)) STRICT""",
-    """CREATE TABLE outcome(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, headers INTEGER NOT NULL, exchange INTEGER NOT NULL,
-        k INTEGER NOT NULL, changes BLOB NOT NULL, received INTEGER NOT NULL, digest BLOB NOT NULL,
-        size INTEGER NOT NULL, whole BLOB NOT NULL, status INTEGER NOT NULL, completeness TEXT NOT NULL,
-        head_ms REAL NOT NULL, first_byte_ms REAL NOT NULL, total_ms REAL NOT NULL, error TEXT NOT NULL,
-        UNIQUE(exchange, k), FOREIGN KEY(exchange, k) REFERENCES round(exchange, k)) STRICT""",
-    """CREATE TABLE trailer(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL, i INTEGER NOT NULL,
-        received INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
-        UNIQUE(exchange, k, i), FOREIGN KEY(exchange, k) REFERENCES outcome(exchange, k)) STRICT""",
-    # `error` is content: a provider's message may quote the client's messages, and must be erasable.
-    """CREATE TABLE reading(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL,
-        answer INTEGER NOT NULL, digest BLOB NOT NULL, error INTEGER, error_digest BLOB, input INTEGER, output INTEGER,
-        cached INTEGER, written INTEGER, reasoning INTEGER, finish TEXT NOT NULL,
-        UNIQUE(exchange, k), FOREIGN KEY(exchange, k) REFERENCES outcome(exchange, k)) STRICT""",
-    """CREATE TABLE erasure(
-        seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, scope TEXT NOT NULL, payload INTEGER NOT NULL,
-        digest BLOB NOT NULL) STRICT""",
-    "CREATE INDEX erasure_payload ON erasure(payload)",
-    "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT",
-    "CREATE TABLE permit(token TEXT PRIMARY KEY) STRICT",
-)
-
-# every key of every append-only table, as an SQL condition that a row with this key exists
-_KEYS = {
-    "tenant": ("id = NEW.id", "fingerprint = NEW.fingerprint"),
-    "blob": ("id = NEW.id", "tenant = NEW.tenant AND digest = NEW.digest"),
-    "payload": ("id = NEW.id",),
-    "raw": ("link = NEW.link",),
-    "session": ("id = NEW.id", "key = NEW.key"),
-    "plan": (
-        "id = NEW.id",
-        "session = NEW.session AND view = NEW.view AND tip = NEW.tip AND mode = NEW.mode AND attempt = NEW.attempt",
-    ),
-    "exchange": ("seq = NEW.seq", "id = NEW.id", "session = NEW.session AND n = NEW.n"),
-    "round": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
-    "outcome": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
-    "trailer": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k AND i = NEW.i"),
-    "reading": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
-    "erasure": ("seq = NEW.seq",),
-    "migration": ("name = NEW.name",),
-}
-
-
-def m001_record(connection: sqlite3.Connection) -> None:
-    """Create the tables of exchanges, with places for plans and erasures."""
-    for statement in _TABLES:
-        connection.execute(statement)
-    for table, keys in _KEYS.items():
-        _guard(connection, table, keys)
-    connection.execute("INSERT INTO meta(key, value) VALUES ('salt', ?)", (os.urandom(_SALT_SIZE),))
-
-
-# The key begins with the session and counts within it, so that rows which are read together are stored together. An
-# index holds six bytes of a hash: with ten million nodes, one look-up in ten million hits another node and continues.
-_TREE_TABLES = (
-    "ALTER TABLE session ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
-    "CREATE INDEX session_tenant ON session(tenant)",
-    "CREATE INDEX session_family ON session(family) WHERE family <> ''",
-    "CREATE INDEX session_parent ON session(parent) WHERE parent <> ''",
-    # parent: n of the previous node, or 0 at the start of a chain, where `outer` is the hash of its parent
-    """CREATE TABLE node(
-        session INTEGER NOT NULL, n INTEGER NOT NULL, hash BLOB NOT NULL, parent INTEGER NOT NULL, outer BLOB,
-        is_answer INTEGER NOT NULL, exchange INTEGER NOT NULL, seal BLOB NOT NULL,
-        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
-    "CREATE INDEX node_hash ON node(substr(hash, 1, 6), is_answer, session)",
-    # n: that of the exchange; tip: n of the node, or 0 if it is not of this session, where `outer` is its hash
-    """CREATE TABLE step(
-        session INTEGER NOT NULL, n INTEGER NOT NULL, tip INTEGER NOT NULL, outer BLOB, depth INTEGER NOT NULL,
-        base INTEGER NOT NULL, relation INTEGER NOT NULL, is_side INTEGER NOT NULL,
-        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
-    # key: the first six bytes of the name's SHA-256
-    """CREATE TABLE mark(
-        session INTEGER NOT NULL, n INTEGER NOT NULL, node INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,
-        form BLOB NOT NULL,
-        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
-    "CREATE INDEX mark_key ON mark(key, session)",
-    """CREATE TABLE adoption(
-        session INTEGER NOT NULL, n INTEGER NOT NULL, source INTEGER NOT NULL, node INTEGER NOT NULL,
-        at_ms INTEGER NOT NULL,
-        PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
-)
-
-
-def m002_lineage(connection: sqlite3.Connection) -> None:
-    """Create the tables of lineage: the tree of each session, and the marks that identify its messages."""
-    for statement in _TREE_TABLES:
-        connection.execute(statement)
-    for table in ("node", "step", "mark", "adoption"):
-        _guard(connection, table, ("session = NEW.session AND n = NEW.n",))
-
-
-# exchange and parent are NULL where there is none; digest: see `codec.digest_epoch`
-_MANAGED_TABLES = (
-    """CREATE TABLE epoch(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        id TEXT NOT NULL UNIQUE, view TEXT NOT NULL, parent INTEGER REFERENCES epoch(seq), through BLOB NOT NULL,
-        depth INTEGER NOT NULL, why TEXT NOT NULL, exchange INTEGER REFERENCES exchange(seq),
-        opened_ms INTEGER NOT NULL, tokens_before INTEGER NOT NULL, tokens_after INTEGER NOT NULL,
-        edits INTEGER NOT NULL, edits_digest BLOB NOT NULL, rendered TEXT NOT NULL, originals TEXT NOT NULL,
-        digest BLOB NOT NULL) STRICT""",
-    "CREATE INDEX epoch_session ON epoch(session)",
-    """CREATE TABLE original(
-        id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, session INTEGER NOT NULL REFERENCES session(id),
-        wire TEXT NOT NULL, place INTEGER NOT NULL, start INTEGER NOT NULL, messages TEXT NOT NULL) STRICT""",
-    """CREATE TABLE decision(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        exchange INTEGER NOT NULL REFERENCES exchange(seq), k INTEGER NOT NULL, view TEXT NOT NULL, rung TEXT NOT NULL,
-        epoch INTEGER REFERENCES epoch(seq), pressure TEXT NOT NULL, reason TEXT NOT NULL, tokens_client INTEGER,
-        tokens_upstream INTEGER, usable INTEGER NOT NULL, owed REAL NOT NULL, saving REAL,
-        UNIQUE(exchange, k)) STRICT""",
-    "CREATE INDEX decision_view ON decision(session, view)",
-    """CREATE TABLE pin(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        node BLOB NOT NULL, is_on INTEGER NOT NULL, at_ms INTEGER NOT NULL) STRICT""",
-    "CREATE INDEX pin_session ON pin(session)",
-)
-
-_MANAGED_KEYS = {
-    "epoch": ("seq = NEW.seq", "id = NEW.id"),
-    "original": ("id = NEW.id", "name = NEW.name"),
-    "decision": ("seq = NEW.seq", "exchange = NEW.exchange AND k = NEW.k"),
-    "pin": ("seq = NEW.seq",),
-}
-
-
-def m003_managed(connection: sqlite3.Connection) -> None:
-    """Create the tables of managed context: epochs and originals, a decision for each round, pins."""
-    for statement in _MANAGED_TABLES:
-        connection.execute(statement)
-    for table, keys in _MANAGED_KEYS.items():
-        _guard(connection, table, keys)
-
-
-# exchange is NULL where there is none; digest: see `codec.digest_summary`
-_SUMMARY_TABLES = (
-    """CREATE TABLE summary(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        text INTEGER NOT NULL, notes INTEGER NOT NULL, id TEXT NOT NULL UNIQUE, wire TEXT NOT NULL,
-        start INTEGER NOT NULL, stop INTEGER NOT NULL, last BLOB NOT NULL, kind TEXT NOT NULL, level INTEGER NOT NULL,
-        is_provisional INTEGER NOT NULL, tokens INTEGER NOT NULL, covered INTEGER NOT NULL, made_ms INTEGER NOT NULL,
-        exchange INTEGER REFERENCES exchange(seq), model TEXT NOT NULL, calls TEXT NOT NULL, messages TEXT NOT NULL,
-        digest BLOB NOT NULL) STRICT""",
-    "CREATE INDEX summary_session ON summary(session)",
-    """CREATE TABLE summary_edge(
-        summary INTEGER NOT NULL, relation TEXT NOT NULL, i INTEGER NOT NULL, other INTEGER NOT NULL,
-        PRIMARY KEY(summary, relation, i)) STRICT, WITHOUT ROWID""",
-    "CREATE INDEX exchange_auxiliary ON exchange(session, opened_ms) WHERE kind = 'auxiliary'",
-    "CREATE TABLE lease(key TEXT PRIMARY KEY, owner TEXT NOT NULL, until_ms INTEGER NOT NULL) STRICT",
-)
-
-_SUMMARY_KEYS = {
-    "summary": ("seq = NEW.seq", "id = NEW.id"),
-    "summary_edge": ("summary = NEW.summary AND relation = NEW.relation AND i = NEW.i",),
-}
-
-
-def m004_summaries(connection: sqlite3.Connection) -> None:
-    """Create the tables of summaries and leases, and an index of auxiliary calls."""
-    for statement in _SUMMARY_TABLES:
-        connection.execute(statement)
-    for table, keys in _SUMMARY_KEYS.items():
-        _guard(connection, table, keys)
-
-
-# What m005 tallies. This must never change.
-_FIRST_TALLIED = {
-    "session": "SELECT id, key, tenant, upstream, family, created_ms, parent FROM session",
-    "step": "SELECT session, n, tip, outer, depth, base, relation, is_side FROM step",
-    "mark": "SELECT session, n, node, key, name, form FROM mark",
-    "adoption": "SELECT session, n, source, node, at_ms FROM adoption",
-}
 _TALLY_SIZE = 16
+_SEQ_SIZE = 8
 
+_TABLES = """
+CREATE TABLE migration(name TEXT PRIMARY KEY, at_ms INTEGER NOT NULL) STRICT;
+CREATE TABLE tenant(id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE) STRICT;
+CREATE TABLE blob(
+    id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
+    UNIQUE(tenant, digest)) STRICT;
+CREATE TABLE payload(id INTEGER PRIMARY KEY, codec INTEGER NOT NULL, bytes BLOB NOT NULL) STRICT;
+CREATE TABLE raw(
+    link BLOB PRIMARY KEY, parent BLOB NOT NULL, gap BLOB NOT NULL, blob INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE session(
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, tenant INTEGER NOT NULL REFERENCES tenant(id),
+    upstream TEXT NOT NULL, family TEXT NOT NULL, created_ms INTEGER NOT NULL, parent TEXT NOT NULL DEFAULT '') STRICT;
+CREATE INDEX session_tenant ON session(tenant);
+CREATE INDEX session_family ON session(family) WHERE family <> '';
+CREATE INDEX session_parent ON session(parent) WHERE parent <> '';
+CREATE TABLE plan(
+    id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES session(id), view TEXT NOT NULL, tip BLOB NOT NULL,
+    mode TEXT NOT NULL, attempt INTEGER NOT NULL, epoch INTEGER NOT NULL, value TEXT NOT NULL,
+    UNIQUE(session, view, tip, mode, attempt)) STRICT;
+CREATE TABLE exchange(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+    headers INTEGER NOT NULL, envelope INTEGER NOT NULL, id TEXT NOT NULL UNIQUE, n INTEGER NOT NULL,
+    kind TEXT NOT NULL, wire TEXT NOT NULL, mode TEXT NOT NULL, model TEXT NOT NULL, method TEXT NOT NULL,
+    target TEXT NOT NULL, changes BLOB NOT NULL, tip BLOB NOT NULL, size INTEGER NOT NULL, whole BLOB NOT NULL,
+    opened_ms INTEGER NOT NULL,
+    UNIQUE(session, n)) STRICT;
+CREATE INDEX exchange_auxiliary ON exchange(session, opened_ms) WHERE kind = 'auxiliary';
+-- envelope, tip, size and whole are NULL where the client's own bytes were sent
+CREATE TABLE round(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, envelope INTEGER, exchange INTEGER NOT NULL REFERENCES exchange(seq),
+    k INTEGER NOT NULL, upstream TEXT NOT NULL, tip BLOB, size INTEGER, whole BLOB, plan INTEGER,
+    UNIQUE(exchange, k)) STRICT;
+CREATE TABLE outcome(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, headers INTEGER NOT NULL, exchange INTEGER NOT NULL,
+    k INTEGER NOT NULL, changes BLOB NOT NULL, received INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
+    whole BLOB NOT NULL, status INTEGER NOT NULL, completeness TEXT NOT NULL, head_ms REAL NOT NULL,
+    first_byte_ms REAL NOT NULL, total_ms REAL NOT NULL, error TEXT NOT NULL, overhead_ms REAL,
+    UNIQUE(exchange, k), FOREIGN KEY(exchange, k) REFERENCES round(exchange, k)) STRICT;
+CREATE TABLE trailer(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL, i INTEGER NOT NULL,
+    received INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
+    UNIQUE(exchange, k, i), FOREIGN KEY(exchange, k) REFERENCES outcome(exchange, k)) STRICT;
+-- `error` is content: a provider's message may quote the client's messages, and must be erasable.
+CREATE TABLE reading(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL,
+    answer INTEGER NOT NULL, digest BLOB NOT NULL, error INTEGER, error_digest BLOB, input INTEGER, output INTEGER,
+    cached INTEGER, written INTEGER, reasoning INTEGER, finish TEXT NOT NULL,
+    UNIQUE(exchange, k), FOREIGN KEY(exchange, k) REFERENCES outcome(exchange, k)) STRICT;
+CREATE TABLE erasure(
+    seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, scope TEXT NOT NULL, payload INTEGER NOT NULL,
+    digest BLOB NOT NULL) STRICT;
+CREATE INDEX erasure_payload ON erasure(payload);
+CREATE INDEX erasure_scope ON erasure(scope);
+CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+CREATE TABLE permit(token TEXT PRIMARY KEY) STRICT;
+-- The key begins with the session and counts within it, so that rows which are read together are stored together. An
+-- index holds six bytes of a hash: with ten million nodes, one look-up in ten million hits another node and continues.
+-- `parent`: n of the previous node, or 0 at the start of a chain, where `outer` is the hash of its parent.
+CREATE TABLE node(
+    session INTEGER NOT NULL, n INTEGER NOT NULL, hash BLOB NOT NULL, parent INTEGER NOT NULL, outer BLOB,
+    is_answer INTEGER NOT NULL, exchange INTEGER NOT NULL, seal BLOB NOT NULL,
+    PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID;
+CREATE INDEX node_hash ON node(substr(hash, 1, 6), is_answer, session);
+-- n: that of the exchange; tip: n of the node, or 0 if it is not of this session, where `outer` is its hash
+CREATE TABLE step(
+    session INTEGER NOT NULL, n INTEGER NOT NULL, tip INTEGER NOT NULL, outer BLOB, depth INTEGER NOT NULL,
+    base INTEGER NOT NULL, relation INTEGER NOT NULL, is_side INTEGER NOT NULL, layers BLOB,
+    PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID;
+-- key: the first six bytes of the name's SHA-256
+CREATE TABLE mark(
+    session INTEGER NOT NULL, n INTEGER NOT NULL, node INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,
+    form BLOB NOT NULL,
+    PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID;
+CREATE INDEX mark_key ON mark(key, session);
+CREATE TABLE adoption(
+    session INTEGER NOT NULL, n INTEGER NOT NULL, source INTEGER NOT NULL, node INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID;
+-- exchange and parent are NULL where there is none; digest: see `codec.digest_epoch`
+CREATE TABLE epoch(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+    id TEXT NOT NULL UNIQUE, view TEXT NOT NULL, parent INTEGER REFERENCES epoch(seq), through BLOB NOT NULL,
+    depth INTEGER NOT NULL, why TEXT NOT NULL, exchange INTEGER REFERENCES exchange(seq), opened_ms INTEGER NOT NULL,
+    tokens_before INTEGER NOT NULL, tokens_after INTEGER NOT NULL, edits INTEGER NOT NULL, edits_digest BLOB NOT NULL,
+    rendered TEXT NOT NULL, originals TEXT NOT NULL, digest BLOB NOT NULL, tool BLOB) STRICT;
+CREATE INDEX epoch_session ON epoch(session);
+CREATE TABLE original(
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, session INTEGER NOT NULL REFERENCES session(id),
+    wire TEXT NOT NULL, place INTEGER NOT NULL, start INTEGER NOT NULL, messages TEXT NOT NULL) STRICT;
+CREATE TABLE decision(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+    exchange INTEGER NOT NULL REFERENCES exchange(seq), k INTEGER NOT NULL, view TEXT NOT NULL, rung TEXT NOT NULL,
+    epoch INTEGER REFERENCES epoch(seq), pressure TEXT NOT NULL, reason TEXT NOT NULL, tokens_client INTEGER,
+    tokens_upstream INTEGER, usable INTEGER NOT NULL, owed REAL NOT NULL, saving REAL, client_read INTEGER,
+    sent_read INTEGER, own_expected INTEGER, sent_expected INTEGER, window INTEGER, soft INTEGER,
+    UNIQUE(exchange, k)) STRICT;
+CREATE INDEX decision_view ON decision(session, view);
+CREATE TABLE pin(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id), node BLOB NOT NULL,
+    is_on INTEGER NOT NULL, at_ms INTEGER NOT NULL) STRICT;
+CREATE INDEX pin_session ON pin(session);
+-- exchange is NULL where there is none; digest: see `codec.digest_summary`
+CREATE TABLE summary(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+    text INTEGER NOT NULL, notes INTEGER NOT NULL, id TEXT NOT NULL UNIQUE, wire TEXT NOT NULL, start INTEGER NOT NULL,
+    stop INTEGER NOT NULL, last BLOB NOT NULL, kind TEXT NOT NULL, level INTEGER NOT NULL,
+    is_provisional INTEGER NOT NULL, tokens INTEGER NOT NULL, covered INTEGER NOT NULL, made_ms INTEGER NOT NULL,
+    exchange INTEGER REFERENCES exchange(seq), model TEXT NOT NULL, calls TEXT NOT NULL, messages TEXT NOT NULL,
+    digest BLOB NOT NULL) STRICT;
+CREATE INDEX summary_session ON summary(session);
+CREATE TABLE summary_edge(
+    summary INTEGER NOT NULL, relation TEXT NOT NULL, i INTEGER NOT NULL, other INTEGER NOT NULL,
+    PRIMARY KEY(summary, relation, i)) STRICT, WITHOUT ROWID;
+CREATE TABLE lease(key TEXT PRIMARY KEY, owner TEXT NOT NULL, until_ms INTEGER NOT NULL) STRICT;
+-- rounds: a payload, so that it can be erased
+CREATE TABLE recalled(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+    exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), view TEXT NOT NULL,
+    epoch INTEGER NOT NULL REFERENCES epoch(seq), node BLOB NOT NULL, count INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    rounds INTEGER NOT NULL, rounds_digest BLOB NOT NULL) STRICT;
+CREATE INDEX recalled_session ON recalled(session);
+-- kind: `report` or that of an order; last: empty in an order; content: a payload of a report, so that it can be erased
+CREATE TABLE memory(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id), kind TEXT NOT NULL,
+    item TEXT NOT NULL, at_ms INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL, last BLOB NOT NULL,
+    content INTEGER, digest BLOB) STRICT;
+CREATE INDEX memory_session ON memory(session);
+CREATE TABLE held(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, envelope INTEGER NOT NULL,
+    exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), history TEXT NOT NULL, key TEXT NOT NULL,
+    digest BLOB NOT NULL, tip BLOB NOT NULL, size INTEGER NOT NULL, whole BLOB NOT NULL) STRICT;
+CREATE TABLE source(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+    exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), node BLOB NOT NULL, kind TEXT NOT NULL) STRICT;
+CREATE INDEX source_session ON source(session);
+-- bill and tally: derived from the record (`store/sqlite/figures`), and so without guards and seals
+CREATE TABLE bill(
+    session INTEGER NOT NULL, n INTEGER NOT NULL, k INTEGER NOT NULL, exchange INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL, kind TEXT NOT NULL, mode TEXT NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL,
+    view TEXT NOT NULL, rung TEXT NOT NULL, is_held INTEGER NOT NULL, epoch INTEGER, status INTEGER,
+    completeness TEXT NOT NULL, is_side INTEGER NOT NULL, is_last INTEGER NOT NULL, is_end INTEGER NOT NULL,
+    input INTEGER, output INTEGER, read INTEGER, written INTEGER, client INTEGER, sent INTEGER,
+    usable INTEGER NOT NULL, saving REAL, own_input INTEGER, own_read INTEGER, own_written INTEGER, paid_read INTEGER,
+    first_byte_ms REAL, total_ms REAL, overhead_ms REAL,
+    PRIMARY KEY(session, n, k)) STRICT, WITHOUT ROWID;
+CREATE TABLE tally(
+    session INTEGER NOT NULL, day INTEGER NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL,
+    share INTEGER NOT NULL, tier INTEGER NOT NULL, own_tier INTEGER NOT NULL, rounds INTEGER NOT NULL,
+    errors INTEGER NOT NULL, ends INTEGER NOT NULL, plans INTEGER NOT NULL, held INTEGER NOT NULL,
+    counted INTEGER NOT NULL, client INTEGER NOT NULL, sent INTEGER NOT NULL, told INTEGER NOT NULL,
+    fresh INTEGER NOT NULL, output INTEGER NOT NULL, read INTEGER NOT NULL, written INTEGER NOT NULL,
+    own_fresh INTEGER NOT NULL, own_read INTEGER NOT NULL, own_written INTEGER NOT NULL, paid_fresh INTEGER NOT NULL,
+    paid_read INTEGER NOT NULL, saving REAL NOT NULL, largest INTEGER NOT NULL, largest_own INTEGER NOT NULL,
+    ended_ms INTEGER NOT NULL, calls INTEGER NOT NULL DEFAULT 0, own_output INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY(session, day, upstream, model, share, tier, own_tier)) STRICT, WITHOUT ROWID;
+-- through: the last exchange of the session then; until: the last row of `erasure`; remains: see above
+CREATE TABLE erased(
+    seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id), cause TEXT NOT NULL,
+    at_ms INTEGER NOT NULL, through INTEGER NOT NULL, until INTEGER NOT NULL, payloads INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, digest BLOB NOT NULL, remains BLOB NOT NULL DEFAULT x'') STRICT;
+CREATE INDEX erased_session ON erased(session);
+"""
+# The tables without guards: state, and what is derived from the record.
+_MUTABLE = ("meta", "permit", "lease", "bill", "tally")
+# Where a change or a removal is allowed, by trigger.
+_REFUSED_WHEN = {
+    "payload_hold": "NOT EXISTS (SELECT 1 FROM permit)",
+    "erased_keep": """
+        NEW.remains <> x'' OR NEW.seq IS NOT OLD.seq OR NEW.seal IS NOT OLD.seal OR NEW.session IS NOT OLD.session
+        OR NEW.cause IS NOT OLD.cause OR NEW.at_ms IS NOT OLD.at_ms OR NEW.through IS NOT OLD.through
+        OR NEW.until IS NOT OLD.until OR NEW.payloads IS NOT OLD.payloads OR NEW.bytes IS NOT OLD.bytes
+        OR NEW.digest IS NOT OLD.digest""",
+}
+# Every key of a table, as an SQL condition that a row with this key exists: the primary key first.
+_KEYS = """
+    WITH key(number, name) AS (
+        SELECT 99, name FROM pragma_table_info(:table) WHERE pk
+        UNION ALL SELECT l.seq, i.name FROM pragma_index_list(:table) l JOIN pragma_index_info(l.name) i
+            WHERE l.origin = 'u')
+    SELECT 'EXISTS (SELECT 1 FROM ' || :table || ' WHERE ' || group_concat(name || ' = NEW.' || name, ' AND ') || ')'
+    FROM key GROUP BY number ORDER BY number DESC"""
+_OBJECTS = """
+    SELECT type, name, ifnull(sql, '') FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY rowid"""
 
-def m005_tallies(connection: sqlite3.Connection) -> None:
-    """Store tallies of the rows of lineage and of sessions, so that `verify` detects altered and removed rows."""
-    for table, query in _FIRST_TALLIED.items():
-        note_tally(connection, table, sum(map(weigh_row, connection.execute(query))))
-
-
-# The columns that a migration added to a table with seals or a tally. They are its last ones, and NULL in older rows:
+# The columns that were added to a table with seals or a tally. They are its last ones, and NULL in older rows:
 # seals and tallies leave out those at the end of a row that are NULL.
 ADDED = {"decision": 6, "step": 1, "epoch": 1, "outcome": 1}
 # The tables whose rows have no seals, and to whose rows nothing else commits. A tally covers all rows of a table.
 TALLIED = {
-    **_FIRST_TALLIED,
+    "session": "SELECT id, key, tenant, upstream, family, created_ms, parent FROM session",
     "step": "SELECT session, n, tip, outer, depth, base, relation, is_side, layers FROM step",
+    "mark": "SELECT session, n, node, key, name, form FROM mark",
+    "adoption": "SELECT session, n, source, node, at_ms FROM adoption",
 }
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block changes, or take all of it back if it raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Add what a log lacks of the schema, in one transaction: a new one all of it, an older one what came since.
+
+    Raises StoreUnavailable for a foreign or newer database.
+    """
+    with transaction(connection):
+        if read_version(connection) == VERSION:
+            return
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        with closing(make_schema()) as made:
+            _add_missing(connection, made)
+        for table in TALLIED:
+            if read_tally(connection, table) is None:
+                note_tally(connection, table, tally_rows(connection, table))
+        if not read_salt(connection):
+            note_value(connection, "salt", os.urandom(_SALT_SIZE))
+        row = (VERSION, int(time.time() * 1000))
+        connection.execute("INSERT INTO migration(name, at_ms) VALUES (?, ?)", row)
+
+
+def make_schema() -> sqlite3.Connection:
+    """Return an empty log in memory, without what each log has of its own."""
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    made.executescript(_TABLES)
+    for table in [name for kind, name in list_objects(made) if kind == "table" and name not in _MUTABLE]:
+        keys = " OR ".join(key for (key,) in made.execute(_KEYS, {"table": table}))
+        for name, event, refused in (("keep", "UPDATE", ""), ("hold", "DELETE", ""), ("once", "INSERT", keys)):
+            when = _REFUSED_WHEN.get(f"{table}_{name}", refused)
+            made.execute(
+                f"CREATE TRIGGER {table}_{name} BEFORE {event} ON {table} {when and f'WHEN {when}'}"
+                f" BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
+            )
+    return made
+
+
+def list_objects(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
+    """Return the statements of tables, indexes and triggers, by type and name, however they are spaced."""
+    objects = connection.execute(_OBJECTS)
+    return {(kind, name): " ".join(sql.split()).replace("( ", "(") for kind, name, sql in objects}
+
+
+def _add_missing(connection: sqlite3.Connection, made: sqlite3.Connection) -> None:
+    """Add tables, columns, indexes and triggers that a log lacks, and replace triggers that are others now."""
+    there = list_objects(connection)
+    for (kind, name), statement in list_objects(made).items():
+        if kind == "table" and (kind, name) in there:
+            known = {column for _, column, *_ in connection.execute(f"PRAGMA table_info({name})")}
+            for _, column, form, is_needed, default, _ in made.execute(f"PRAGMA table_info({name})"):
+                if column not in known:
+                    needed = f" NOT NULL DEFAULT {default}" if is_needed else ""
+                    connection.execute(f"ALTER TABLE {name} ADD COLUMN {column} {form}{needed}")
+        elif there.get((kind, name)) != statement:
+            connection.execute(f"DROP {kind} IF EXISTS {name}")
+            connection.execute(statement)
+
+
+def read_version(connection: sqlite3.Connection) -> str:
+    """Return the version of the schema of a file, empty for an empty file.
+
+    Raises StoreUnavailable for a foreign or newer database.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        if application or list_objects(connection):
+            raise StoreUnavailable("the file is a database of another program; choose another data directory (--data)")
+        return ""
+    (version,) = connection.execute("SELECT ifnull(max(name), '') FROM migration").fetchone()
+    if version > VERSION:
+        raise StoreUnavailable(
+            f"the log was written by a newer version of palimpsest (its schema is at {version}); upgrade this one"
+        )
+    return str(version)
 
 
 def weigh_row(row: Sequence[Any]) -> int:
@@ -280,16 +351,13 @@ def tally_rows(connection: sqlite3.Connection, table: str) -> int:
 
 def note_tally(connection: sqlite3.Connection, table: str, tally: int) -> None:
     """Store the tally that a table should have, in the current transaction."""
-    _note_value(connection, f"tally:{table}", (tally % (1 << 8 * _TALLY_SIZE)).to_bytes(_TALLY_SIZE, "big"))
+    note_value(connection, f"tally:{table}", (tally % (1 << 8 * _TALLY_SIZE)).to_bytes(_TALLY_SIZE, "big"))
 
 
 def read_tally(connection: sqlite3.Connection, table: str) -> int | None:
     """Return the stored tally of a table, or None if there is none."""
-    value = _read_value(connection, f"tally:{table}")
+    value = read_value(connection, f"tally:{table}")
     return int.from_bytes(value, "big") if value else None
-
-
-_SEQ_SIZE = 8
 
 
 def note_seal_head(connection: sqlite3.Connection, table: str, seq: int, seal: bytes) -> None:
@@ -298,231 +366,27 @@ def note_seal_head(connection: sqlite3.Connection, table: str, seq: int, seal: b
     A seal commits only to earlier rows, so this value is needed to detect that the last rows were removed. It detects
     loss, not forgery: whoever alters a log on purpose can alter this value, too.
     """
-    _note_value(connection, f"end:{table}", seq.to_bytes(_SEQ_SIZE, "big") + seal)
+    note_value(connection, f"end:{table}", seq.to_bytes(_SEQ_SIZE, "big") + seal)
 
 
 def read_seal_head(connection: sqlite3.Connection, table: str) -> tuple[int, bytes] | None:
     """Return the stored number and seal of the last row of a table, or None if there are none."""
-    value = _read_value(connection, f"end:{table}")
+    value = read_value(connection, f"end:{table}")
     return (int.from_bytes(value[:_SEQ_SIZE], "big"), value[_SEQ_SIZE:]) if value else None
 
 
-def _note_value(connection: sqlite3.Connection, key: str, value: bytes) -> None:
+def note_value(connection: sqlite3.Connection, key: str, value: bytes) -> None:
     """Store a value about the log itself, in the current transaction."""
     statement = "INSERT INTO meta(key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     connection.execute(statement, (key, value))
 
 
-def _read_value(connection: sqlite3.Connection, key: str) -> bytes:
-    """Return the value that `_note_value` stored, or empty bytes."""
+def read_value(connection: sqlite3.Connection, key: str) -> bytes:
+    """Return the value that `note_value` stored, or empty bytes."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return bytes(row[0]) if row else b""
 
 
-def m006_cache_usage(connection: sqlite3.Connection) -> None:
-    """Add what explains a provider's cache: the layers of a prompt, and the reads that were expected of a round."""
-    connection.execute("ALTER TABLE step ADD COLUMN layers BLOB")
-    connection.execute("ALTER TABLE decision ADD COLUMN client_read INTEGER")
-    connection.execute("ALTER TABLE decision ADD COLUMN sent_read INTEGER")
-
-
-# rounds: a payload, so that it can be erased
-_RECALLED_TABLES = (
-    """CREATE TABLE recalled(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), view TEXT NOT NULL,
-        epoch INTEGER NOT NULL REFERENCES epoch(seq), node BLOB NOT NULL, count INTEGER NOT NULL,
-        tokens INTEGER NOT NULL, rounds INTEGER NOT NULL, rounds_digest BLOB NOT NULL) STRICT""",
-    "CREATE INDEX recalled_session ON recalled(session)",
-)
-
-
-def m007_recalled(connection: sqlite3.Connection) -> None:
-    """Add the tool that an epoch offers, and the rounds in which a model recalled."""
-    connection.execute("ALTER TABLE epoch ADD COLUMN tool BLOB")
-    for statement in _RECALLED_TABLES:
-        connection.execute(statement)
-    _guard(connection, "recalled", ("seq = NEW.seq", "exchange = NEW.exchange"))
-
-
-# kind: `report` or that of an order; last: empty in an order; content: a payload, so that it can be erased, of a report
-_MEMORY_TABLES = (
-    """CREATE TABLE memory(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        kind TEXT NOT NULL, item TEXT NOT NULL, at_ms INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL,
-        last BLOB NOT NULL, content INTEGER, digest BLOB) STRICT""",
-    "CREATE INDEX memory_session ON memory(session)",
-)
-
-
-def m008_memory(connection: sqlite3.Connection) -> None:
-    """Create the table of memory: reports with their facts, and orders about them."""
-    for statement in _MEMORY_TABLES:
-        connection.execute(statement)
-    _guard(connection, "memory", ("seq = NEW.seq",))
-
-
-_HELD_TABLES = (
-    """CREATE TABLE held(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, envelope INTEGER NOT NULL,
-        exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), history TEXT NOT NULL, key TEXT NOT NULL,
-        digest BLOB NOT NULL, tip BLOB NOT NULL, size INTEGER NOT NULL, whole BLOB NOT NULL) STRICT""",
-    """CREATE TABLE source(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), node BLOB NOT NULL, kind TEXT NOT NULL) STRICT""",
-    "CREATE INDEX source_session ON source(session)",
-)
-
-
-def m009_held(connection: sqlite3.Connection) -> None:
-    """Add what clients sent of requests whose history we hold, and what requests told of the source of a message."""
-    for statement in _HELD_TABLES:
-        connection.execute(statement)
-    for table in ("held", "source"):
-        _guard(connection, table, ("seq = NEW.seq", "exchange = NEW.exchange"))
-
-
-# derived from the record (`store/sqlite/figures`), and so without guards and seals
-_BILLS = (
-    """CREATE TABLE bill(
-        session INTEGER NOT NULL, n INTEGER NOT NULL, k INTEGER NOT NULL, exchange INTEGER NOT NULL,
-        at_ms INTEGER NOT NULL, kind TEXT NOT NULL, mode TEXT NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL,
-        view TEXT NOT NULL, rung TEXT NOT NULL, is_held INTEGER NOT NULL, epoch INTEGER, status INTEGER,
-        completeness TEXT NOT NULL, is_side INTEGER NOT NULL, is_last INTEGER NOT NULL, is_end INTEGER NOT NULL,
-        input INTEGER, output INTEGER, read INTEGER, written INTEGER, client INTEGER, sent INTEGER,
-        usable INTEGER NOT NULL, saving REAL, own_input INTEGER, own_read INTEGER, own_written INTEGER,
-        paid_read INTEGER, first_byte_ms REAL, total_ms REAL,
-        PRIMARY KEY(session, n, k)) STRICT, WITHOUT ROWID""",
-    """CREATE TABLE tally(
-        session INTEGER NOT NULL, day INTEGER NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL, share
-        INTEGER NOT NULL, tier INTEGER NOT NULL, own_tier INTEGER NOT NULL, rounds INTEGER NOT NULL, errors
-        INTEGER NOT NULL, ends INTEGER NOT NULL, plans INTEGER NOT NULL, held INTEGER NOT NULL, counted INTEGER
-        NOT NULL, client INTEGER NOT NULL, sent INTEGER NOT NULL, told INTEGER NOT NULL, fresh INTEGER NOT NULL,
-        output INTEGER NOT NULL, read INTEGER NOT NULL, written INTEGER NOT NULL, own_fresh INTEGER NOT NULL,
-        own_read INTEGER NOT NULL, own_written INTEGER NOT NULL, paid_fresh INTEGER NOT NULL, paid_read INTEGER
-        NOT NULL, saving REAL NOT NULL, largest INTEGER NOT NULL, largest_own INTEGER NOT NULL, ended_ms INTEGER
-        NOT NULL,
-        PRIMARY KEY(session, day, upstream, model, share, tier, own_tier)) STRICT, WITHOUT ROWID""",
-)
-
-
-def m010_bills(connection: sqlite3.Connection) -> None:
-    """Create the tables of what reports sum up. The writer fills them, also from calls that are recorded already."""
-    for statement in _BILLS:
-        connection.execute(statement)
-
-
-# through: the last exchange of the session then; until: the last row of `erasure`
-_ERASED_TABLES = (
-    """CREATE TABLE erased(
-        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
-        cause TEXT NOT NULL, at_ms INTEGER NOT NULL, through INTEGER NOT NULL, until INTEGER NOT NULL,
-        payloads INTEGER NOT NULL, bytes INTEGER NOT NULL, digest BLOB NOT NULL) STRICT""",
-    "CREATE INDEX erased_session ON erased(session)",
-    "CREATE INDEX erasure_scope ON erasure(scope)",
-)
-
-
-def m011_erased(connection: sqlite3.Connection) -> None:
-    """Add what was erased, by session."""
-    for statement in _ERASED_TABLES:
-        connection.execute(statement)
-    _guard(connection, "erased", ("seq = NEW.seq",))
-
-
-def m012_overhead(connection: sqlite3.Connection) -> None:
-    """Add how long a call waited for us before it was sent."""
-    for table in ("outcome", "bill"):
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN overhead_ms REAL")
-
-
-def m013_remains(connection: sqlite3.Connection) -> None:
-    """Add what is left of an erased session outside the log: the directory that has files of its memory.
-
-    It is emptied once they are removed: the one thing of its row that changes.
-    """
-    connection.execute("ALTER TABLE erased ADD COLUMN remains BLOB NOT NULL DEFAULT x''")
-    kept = ("seq", "seal", "session", "cause", "at_ms", "through", "until", "payloads", "bytes", "digest")
-    changes = " OR ".join(f"NEW.{name} IS NOT OLD.{name}" for name in kept)
-    connection.execute("DROP TRIGGER erased_keep")
-    connection.execute(
-        f"CREATE TRIGGER erased_keep BEFORE UPDATE ON erased WHEN NEW.remains <> x'' OR {changes}"
-        " BEGIN SELECT RAISE(ABORT, 'erased is append-only'); END"
-    )
-
-
-def m014_own_sizes(connection: sqlite3.Connection) -> None:
-    """Add what tells the size of the client's own request, the soft mark, and in sums calls and their answers."""
-    for name in ("own_expected", "sent_expected", "window", "soft"):
-        connection.execute(f"ALTER TABLE decision ADD COLUMN {name} INTEGER")
-    for name in ("calls", "own_output"):
-        connection.execute(f"ALTER TABLE tally ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
-
-
-Migration = Callable[[sqlite3.Connection], None]
-
-MIGRATIONS: tuple[Migration, ...] = (
-    m001_record,
-    m002_lineage,
-    m003_managed,
-    m004_summaries,
-    m005_tallies,
-    m006_cache_usage,
-    m007_recalled,
-    m008_memory,
-    m009_held,
-    m010_bills,
-    m011_erased,
-    m012_overhead,
-    m013_remains,
-    m014_own_sizes,
-)
-
-
-def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Apply missing migrations in one transaction. Raises StoreUnavailable for a foreign or newer database."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        applied = read_applied(connection)
-        if not applied:
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute("CREATE TABLE migration(name TEXT PRIMARY KEY, at_ms INTEGER NOT NULL) STRICT")
-        for migration in migrations[len(applied) :]:
-            migration(connection)
-            row = (migration.__name__, int(time.time() * 1000))
-            connection.execute("INSERT INTO migration(name, at_ms) VALUES (?, ?)", row)
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-
-
-def read_applied(connection: sqlite3.Connection) -> list[str]:
-    """Return the names of the migrations a file has had. Raises StoreUnavailable for a foreign or newer database."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application != APPLICATION_ID:
-        if application or objects:
-            raise StoreUnavailable("the file is a database of another program; choose another data directory (--data)")
-        return []
-    applied = [name for (name,) in connection.execute("SELECT name FROM migration ORDER BY rowid")]
-    if applied != [migration.__name__ for migration in MIGRATIONS[: len(applied)]]:
-        raise StoreUnavailable(
-            f"the log was written by a newer version of palimpsest (its schema is at {applied[-1]}); upgrade this one"
-        )
-    return applied
-
-
 def read_salt(connection: sqlite3.Connection) -> bytes:
     """Return the random bytes, made with the log, that salt the fingerprints of credentials."""
-    return _read_value(connection, "salt")
-
-
-def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # Part of m001 to m011, so this text must never change.
-    refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
-    exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
-    permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""
-    connection.execute(f"CREATE TRIGGER {table}_keep BEFORE UPDATE ON {table} {refuse}")
-    connection.execute(f"CREATE TRIGGER {table}_hold BEFORE DELETE ON {table} {permitted} {refuse}")
-    connection.execute(f"CREATE TRIGGER {table}_once BEFORE INSERT ON {table} WHEN {exists} {refuse}")
+    return read_value(connection, "salt")

@@ -43,7 +43,7 @@ from proxy.store.sqlite.codec import (
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.figures.bills import check_figures
 from proxy.store.sqlite.id_cache import NO_SEAL
-from proxy.store.sqlite.schema import ADDED, TALLIED, migrate, read_seal_head, read_tally, tally_rows
+from proxy.store.sqlite.schema import ADDED, TALLIED, list_objects, make_schema, read_seal_head, read_tally, tally_rows
 from proxy.wire import FORMATS
 
 _MOST_FAULTS = 1000
@@ -150,8 +150,6 @@ _GAPS = """
     SELECT s.key FROM session s LEFT JOIN exchange e ON e.session = s.id
     GROUP BY s.id HAVING count(e.seq) = 0 OR count(e.seq) <> max(e.n) OR min(e.n) <> 1"""
 
-_SCHEMA = "SELECT type || ' ' || name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~'"
-
 _COUNTED = {"exchange": "exchanges", "round": "rounds", "blob": "blobs", "raw": "slices"}
 
 
@@ -222,17 +220,16 @@ class _Inspection:
 
     def _check_schema(self) -> Iterator[LogFault]:
         """Compare triggers, tables and indexes with those of a new log."""
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
-            migrate(made)
-            expected = dict(made.execute(_SCHEMA))
-        found = dict(self._connection.execute(_SCHEMA))
-        for name in sorted(expected.keys() | found.keys()):
-            if name not in found:
-                yield LogFault(name, "is missing: rows may have been changed or deleted since")
-            elif name not in expected:
-                yield LogFault(name, "is no part of a log")
-            elif found[name] != expected[name]:
-                yield LogFault(name, "differs from the schema of this version")
+        with closing(make_schema()) as made:
+            expected = list_objects(made)
+        found = list_objects(self._connection)
+        for each in sorted(expected.keys() | found.keys()):
+            if each not in found:
+                yield LogFault(" ".join(each), "is missing: rows may have been changed or deleted since")
+            elif each not in expected:
+                yield LogFault(" ".join(each), "is no part of a log")
+            elif found[each] != expected[each]:
+                yield LogFault(" ".join(each), "differs from the schema of this version")
 
     def _check_tallies(self) -> Iterator[LogFault]:
         for table in TALLIED:

@@ -2,19 +2,20 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, MemoryText, list_turn_starts
+from proxy.context.conversation import BuilderPolicy, MemoryText, SnapshotPolicy, list_turn_starts
 from proxy.context.strategies.snapshot import MEMORY_HEADER, choose_tail
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view, view_seen
 
 POLICY = BuilderPolicy()
+NO_TAIL = BuilderPolicy(snapshot=SnapshotPolicy(raw_tail_turns=0))
+SHORT_TAIL = BuilderPolicy(snapshot=SnapshotPolicy(raw_tail_turns=1))
 TEXT = "[MEMORY:EPISODIC]\n1) (turns 1 to 3)\n   ## Goal\n   - All was mended."
 
 
@@ -68,7 +69,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 7])
 def test_so_many_turns_before_the_current_one_stay(turns: int) -> None:
     history = [*tasks(9, size=10), user("Do task 9.")]
-    sent = render(history, plan(history, policy=replace(POLICY, raw_tail_turns=turns)))
+    sent = render(history, plan(history, policy=BuilderPolicy(snapshot=SnapshotPolicy(raw_tail_turns=turns))))
     assert [each["content"] for each in sent if each["role"] == "user"][1:] == [
         f"Do task {number}."
         for number in range(min(9 - turns, 8), 10)  # the two newest in any case
@@ -143,7 +144,7 @@ def test_the_ledger_of_the_newest_turn_goes_on_while_memory_is_the_same() -> Non
 
 def test_a_turn_that_has_left_does_not_come_back_to_be_cut() -> None:
     now = turn(9, loops=40)[:-1]
-    first = plan([*tasks(9), *now[:1]], policy=replace(POLICY, raw_tail_turns=0))
+    first = plan([*tasks(9), *now[:1]], policy=NO_TAIL)
     assert read_memory(first).stop == 54
     history = [*tasks(9), *now]
     assert read_memory(plan(history, frozen=first)).stop == 54
@@ -157,7 +158,7 @@ def test_a_plan_of_another_kind_carries_no_memory_on() -> None:
     without = plan(history, covered=0)
     assert plan(history, frozen=without) == plan(history)
     longer = tasks(60)
-    early = plan([*longer[:54], user("Go on.")], ceiling=32_000, policy=replace(POLICY, raw_tail_turns=0))
+    early = plan([*longer[:54], user("Go on.")], ceiling=32_000, policy=NO_TAIL)
     assert plan(longer, memory=None, ceiling=16_000, frozen=early) == plan(longer, memory=None, ceiling=16_000)
 
 
@@ -184,7 +185,7 @@ def test_of_steps_that_stay_for_words_of_the_system_outputs_leave() -> None:
         asked = msgspec.structs.replace(
             view_seen(seen, 8_000), strategy="snapshot", memory=MemoryText(TEXT, len(history) - 1)
         )
-        made = ContextBuilder(replace(POLICY, raw_tail_turns=turns), count).build(asked)
+        made = ContextBuilder(BuilderPolicy(snapshot=SnapshotPolicy(raw_tail_turns=turns)), count).build(asked)
         kept, called, output = made.edits[1:4]
         assert (kept, called) == (Kept(place), Kept(place + 1))
         assert isinstance(output, Replaced)
@@ -196,7 +197,7 @@ def test_of_steps_that_stay_for_words_of_the_system_outputs_leave() -> None:
 
 def test_as_text_the_newest_turns_are_part_of_our_message() -> None:
     history = [*tasks(9), user("Do task 9.")]
-    made = plan(history, policy=replace(POLICY, is_tail_text=True))
+    made = plan(history, policy=BuilderPolicy(snapshot=SnapshotPolicy(tail="text")))
     memory, now = render(history, made)
     assert now == user("Do task 9.")
     recent = memory["content"].partition("[RECENT TURNS]\n")[2]
@@ -204,13 +205,13 @@ def test_as_text_the_newest_turns_are_part_of_our_message() -> None:
     assert [line for line in recent.splitlines() if line.startswith("Turn")] == [f"Turn {n}:" for n in range(6, 10)]
     assert recent.endswith("  Assistant: Task 8 is done.")
     assert "30 messages" in memory["content"]
-    alone = plan(history, policy=replace(POLICY, is_tail_text=True, raw_tail_turns=0))
+    alone = plan(history, policy=BuilderPolicy(snapshot=SnapshotPolicy(tail="text", raw_tail_turns=0)))
     assert "[RECENT TURNS]" not in read_memory(alone).text
 
 
 def test_as_text_a_large_current_turn_stands_behind_no_others() -> None:
     history = [*tasks(9), *turn(9, loops=40)[:-1]]
-    made = plan(history, policy=replace(POLICY, is_tail_text=True))
+    made = plan(history, policy=BuilderPolicy(snapshot=SnapshotPolicy(tail="text")))
     assert read_memory(made).stop == 54
     assert made.tokens <= view(history, 8_000).budget.high
 
@@ -219,7 +220,7 @@ def test_turns_stay_whole_where_a_group_spans_their_border() -> None:
     """A user speaks while a call is open."""
     loop = [user("Run it."), call("late", "run"), user("Is it done?"), result("late", "done"), said("Yes.")]
     history = [*tasks(5), *loop]
-    made = plan([*history, user("Good.")], policy=replace(POLICY, raw_tail_turns=1))
+    made = plan([*history, user("Good.")], policy=SHORT_TAIL)
     assert render([*history, user("Good.")], made)[1:4] == history[31:34]
 
 
@@ -235,9 +236,9 @@ def test_a_late_output_in_the_newest_turn_keeps_its_call_in_the_ledger_of_all() 
     )
     memory = MemoryText(TEXT, history.index(user("Go on.")))
     asked = msgspec.structs.replace(view_seen(seen, 8_000), strategy="snapshot", memory=memory)
-    made = ContextBuilder(replace(POLICY, raw_tail_turns=1), count).build(asked)
+    made = ContextBuilder(BuilderPolicy(snapshot=SnapshotPolicy(raw_tail_turns=1)), count).build(asked)
     assert made == ContextBuilder(POLICY, count).build(msgspec.structs.replace(asked, strategy="epochs"))
-    kept = plan(history[: place + 9], policy=replace(POLICY, raw_tail_turns=0))
+    kept = plan(history[: place + 9], policy=NO_TAIL)
     assert kept.through
 
 
@@ -270,7 +271,9 @@ def test_any_history_is_sent_without_orphans_and_in_its_order(seed: int) -> None
     starts = [*list_turn_starts([see(each) for each in history]), len(history)]
     covered = pick.choice(starts[:-1])
     pins = frozenset(pick.sample(range(len(history)), min(len(history), pick.randrange(3))))
-    policy = replace(POLICY, raw_tail_turns=pick.randrange(5), is_tail_text=pick.random() < 0.3)
+    policy = BuilderPolicy(
+        snapshot=SnapshotPolicy(raw_tail_turns=pick.randrange(5), tail="text" if pick.random() < 0.3 else "messages")
+    )
     made = plan(history, covered, ceiling=pick.choice((4_000, 8_000)), pinned=pins, policy=policy)
     sent = render(history, made)
     asked = [each["id"] for message in sent for each in message.get("tool_calls", ())]
@@ -279,7 +282,7 @@ def test_any_history_is_sent_without_orphans_and_in_its_order(seed: int) -> None
     assert sent[-1] == user("Now.")
     assert all(history[place] in sent for place in pins)
     if isinstance(made.edits[0] if made.edits else None, Written) and "memory" in made.edits[0].text:  # type: ignore[union-attr]
-        assert read_memory(made).stop <= max(covered, starts[-2] if policy.is_tail_text else 0)
+        assert read_memory(made).stop <= max(covered, starts[-2] if policy.snapshot.tail == "text" else 0)
     splice(made, view(history, 8_000))
 
 
@@ -307,11 +310,11 @@ def test_rules_in_turns_that_leave_are_shown_beside_memory(place: int) -> None:
     starts = [at for at, each in enumerate(history) if each["role"] == "user"]
     for at, rule in enumerate(rules):
         history[starts[place + at]] = user(f"Do this. {rule}")
-    text = read_memory(plan([*history, user("Do task 9.")], policy=replace(POLICY, raw_tail_turns=1))).text
+    text = read_memory(plan([*history, user("Do task 9.")], policy=SHORT_TAIL)).text
     assert all(text.count(rule) == 1 for rule in rules)
     known = plan(
         [*history, user("Do task 9.")],
-        policy=replace(POLICY, raw_tail_turns=1),
+        policy=SHORT_TAIL,
         memory=MemoryText(f"{TEXT}\n- (constraint) {rules[1]}", len(history)),
     )
     assert read_memory(known).text.count(rules[1]) == 1

@@ -3,14 +3,13 @@
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, CountedMessage
+from proxy.context.conversation import BuilderPolicy, CountedMessage, TurnsPolicy
 from proxy.context.strategies.turns import find_prompt
 from proxy.model.epoch import Kept, Written
 from proxy.wire import FORMATS
@@ -51,7 +50,7 @@ def test_the_size_does_not_depend_on_what_lies_before_the_turn() -> None:
 
 @pytest.mark.parametrize(("turns", "kept"), [(1, []), (2, [2]), (3, [1, 2])])
 def test_so_many_turns_of_the_users_words_are_sent(turns: int, kept: list[int]) -> None:
-    sent = send([*tasks(3), user("Go on.")], policy=replace(POLICY, user_turns=turns))
+    sent = send([*tasks(3), user("Go on.")], policy=BuilderPolicy(turns=TurnsPolicy(user_turns=turns)))
     said_by_user = [each["content"] for each in sent if each["role"] == "user" and "palimpsest" not in each["content"]]
     assert said_by_user == [*(f"Do task {number}." for number in kept), "Go on."]
 
@@ -80,7 +79,7 @@ def test_a_loop_is_looked_for_in_the_newest_messages_only() -> None:
     chat = [each for number in range(12) for each in (user(f"Question {number}?"), said("An answer."))]
     now = [*tasks(1), *chat, user("And now?")]
     assert send(now) == [user("Question 11?"), user("And now?")]
-    assert len(send(now, policy=replace(POLICY, scan_messages=40))) == 5
+    assert len(send(now, policy=BuilderPolicy(turns=TurnsPolicy(scan_messages=40)))) == 5
 
 
 def test_a_turn_stays_whole_below_the_high_mark() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.memory.snapshots import SnapshotMemory
-from proxy.engine.policy import SnapshotPolicy
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Headers
 from tests.support.compacting import Workshop

@@ -35,7 +35,7 @@ async def standing() -> AsyncIterator[tuple[Setup, ScriptedUpstream]]:
     """A setup whose upstream is a server that the test plays."""
     async with ScriptedUpstream() as server:
         tasks = TaskRunner()
-        forwarder = DirectClient(UpstreamPolicy("main", server.url, idle_timeout=LIMIT), tasks.spawn)
+        forwarder = DirectClient(UpstreamPolicy("main", base_url=server.url, idle_timeout=LIMIT), tasks.spawn)
         yield Setup(forwarder), server
         forwarder.close()
         assert not len(tasks)

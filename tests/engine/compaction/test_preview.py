@@ -8,10 +8,10 @@ import httpx
 import pytest
 from starlette.routing import Router
 
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.preview import PreviewKind
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import PriceList
-from proxy.engine.policy import SnapshotPolicy
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Headers

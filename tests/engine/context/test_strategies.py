@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.context.budget import ModelPolicy
 from proxy.engine.context.tool_offers import TOOL_TOKENS
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ManagedRequest
@@ -121,8 +122,9 @@ async def test_a_revert_holds_until_the_high_mark() -> None:
     ("model", "strategy"), [("local-7b", "turns"), ("local-70b", "epochs"), ("gpt-4o", "turns"), ("other", "turns")]
 )
 def test_the_first_pattern_of_a_model_that_matches_counts(model: str, strategy: str) -> None:
-    patterns = (("local-7*b", "turns"), ("local-*", "epochs"))
-    policy = EnginePolicy(strategy="turns", strategies=(("local-70b", "epochs"), *patterns))  # type: ignore[arg-type]
+    turns, epochs = ModelPolicy("turns"), ModelPolicy("epochs")
+    stated = {"local-*b": ModelPolicy(window=9000), "local-70b": epochs, "local-7*b": turns, "local-*": epochs}
+    policy = EnginePolicy(strategy="turns", models=stated)
     assert policy.find_strategy(model) == strategy
 
 

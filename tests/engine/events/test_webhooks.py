@@ -80,7 +80,7 @@ def make_hook(receiver: Receiver, **policy: Any) -> tuple[Webhook, list[str]]:
     bus.subscribe(WebhookEnded, lambda ended: verdicts.append(ended.verdict))
     ids = iter(range(100))
     hook = Webhook(
-        WebhookPolicy(URL, SECRET, **policy),
+        WebhookPolicy(URL, f"whsec_{base64.b64encode(SECRET).decode()}", **policy),
         receiver,
         bus,
         clock=Clock(),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.history.policy import FIRM, GENTLE, URGENT, NudgePolicy
+from proxy.engine.policy import Provider
 from proxy.model.errors import BadRequest, SessionIdle, TooSoon
 from proxy.model.events import AgentNudgedEvent, SessionIdleEvent
 from tests.support.engine import RecordingClient
@@ -180,7 +181,7 @@ async def test_a_client_that_asks_for_no_nudge_or_may_not_is_told(open_client: O
 
 
 async def test_an_upstream_that_takes_no_two_answers_in_a_row_gets_no_nudge(open_client: Open) -> None:
-    held = await open_client(nudges=NudgePolicy(enabled=True, alternating=frozenset({"main"})))
+    held = await open_client(nudges=ON, provider=Provider(strict_alternation=True))
     assert "strict_alternation" in told(await held.call([], TICK), BadRequest)
     assert (await held.call([user("a")])).status == 200
 

@@ -6,10 +6,10 @@ from typing import cast
 import pytest
 
 from proxy.assembly import attach_snapshots
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.memory.compaction import MemoryCompaction
 from proxy.engine.memory.requests import MemoryRequests, follow_requests
-from proxy.engine.policy import SnapshotPolicy
 from proxy.model.exchange import Headers
 from proxy.model.memory import MemoryOrder, OrderKind
 from proxy.store.sqlite.archive import SqliteArchive

@@ -8,13 +8,14 @@ from typing import Any, cast
 import pytest
 
 from proxy.assembly import attach_snapshots
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.memory.memory import DIGEST_TAG
 from proxy.engine.memory.path import load_path
 from proxy.engine.memory.snapshots import count_covered
-from proxy.engine.policy import Provider, SnapshotPolicy
+from proxy.engine.policy import Provider
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Headers
 from proxy.model.memory import Remembered, StoredMemory

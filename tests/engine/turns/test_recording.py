@@ -128,7 +128,7 @@ class Program:
     def inputs(self) -> SavingsInputs:
         """What reports need beside the log."""
         prices = PriceList(self.engine.models.card, self.settings.providers())
-        return SavingsInputs(prices, self.settings.budget_policy())
+        return SavingsInputs(prices, self.settings.budget)
 
 
 @contextlib.asynccontextmanager

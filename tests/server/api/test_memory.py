@@ -9,8 +9,8 @@ import pytest
 from starlette.routing import Router
 
 from proxy.context.budget import BudgetPolicy
+from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.models import PriceList
-from proxy.engine.policy import SnapshotPolicy
 from proxy.model.card import Card
 from proxy.read.savings import SavingsInputs
 from proxy.server.api.memory import MemoryApi

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.erasing.policy import RetentionPolicy
 from proxy.engine.erasing.retention import Retention
 from proxy.engine.erasing.service import SessionErasing
+from proxy.engine.policy import StoreSettings
 from proxy.engine.runtime import SystemClock
 from proxy.model.erasing import SessionErasure
 from proxy.model.errors import Conflict, Erased, NotFound, StoreUnavailable
@@ -213,7 +213,7 @@ async def test_a_kill_at_any_step_leaves_nothing_that_is_not_removed_afterwards(
                 erased = None
             assert (erased is not None and erased.is_done) or not left
         else:
-            await Retention(policy=RetentionPolicy(), erasing=erasing, clock=SystemClock(), sleep=not_at_all).run()
+            await Retention(policy=StoreSettings(), erasing=erasing, clock=SystemClock(), sleep=not_at_all).run()
         await archive.close()
         eraser.close()
         seen.append((state, bool(left)))

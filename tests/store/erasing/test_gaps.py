@@ -18,7 +18,7 @@ import pytest
 from proxy.store.erasing.gaps import PageGaps
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.schema import migrate
+from proxy.store.sqlite.schema import bring_up_to_date
 
 SESSIONS = 8
 _MARK = re.compile(rb"<\d{8}:[0-9a-f]{16}>")
@@ -94,7 +94,7 @@ def test_pages_of_any_size(tmp_path: Path, page: int) -> None:
     path = tmp_path / "log.db"
     log = sqlite3.connect(path, isolation_level=None)
     log.execute(f"PRAGMA page_size = {page}")
-    migrate(log)
+    bring_up_to_date(log)
     log.execute("PRAGMA secure_delete = ON")
     rows = fill(log, random.Random(2), 600, 1)
     delete(log, [number for number in rows if number % 3])

@@ -10,7 +10,7 @@ from proxy.model.log import Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.connection import connect_writer
-from proxy.store.sqlite.schema import migrate
+from proxy.store.sqlite.schema import bring_up_to_date
 from proxy.store.sqlite.transaction import TransactionWriter
 from tests.store.sqlite.disk import Disk, tables
 
@@ -24,7 +24,7 @@ def policy(tmp_path: Path) -> StorePolicy:
 def log(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     """A log as another program sees it: no pragma set."""
     connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
-    migrate(connection)
+    bring_up_to_date(connection)
     yield connection
     connection.close()
 

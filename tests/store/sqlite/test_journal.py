@@ -31,7 +31,7 @@ from proxy.store.sqlite.journal import (
     store_journal_position,
 )
 from proxy.store.sqlite.journal import JournalPosition as Place
-from proxy.store.sqlite.schema import migrate
+from proxy.store.sqlite.schema import bring_up_to_date
 from tests.store.samples import (
     chain_body,
     make_epoch,
@@ -425,7 +425,7 @@ def test_any_order_of_adding_and_freeing_loses_nothing_that_was_not_freed(steps:
 @pytest.fixture
 def log(tmp_path: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
     connection = disk.connect(tmp_path / "log.db", isolation_level=None)
-    migrate(connection)
+    bring_up_to_date(connection)
     yield connection
     connection.close()
 

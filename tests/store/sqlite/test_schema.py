@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from proxy.model.errors import StoreUnavailable
-from proxy.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, read_applied, read_salt
+from proxy.store.sqlite.schema import (
+    APPLICATION_ID,
+    VERSION,
+    bring_up_to_date,
+    list_objects,
+    make_schema,
+    read_salt,
+    read_version,
+)
+from tests.store.sqlite.old_forms import FORMS, make_old_log
 
 MUTABLE = {"bill", "tally", "meta", "permit", "lease"}
 # one row of each table; what it refers to need not exist, for foreign keys are off on a foreign connection
@@ -153,46 +162,42 @@ def test_small_state_is_mutable(log: sqlite3.Connection) -> None:
         assert log.execute(f"DELETE FROM {table}").rowcount == 1
 
 
-# Before the first release: change the digest along with the tables.
-DIGESTS = {
-    "m001_record": "86027a6c0c1582a1b75940e239170db87be46c9427583d6d7553d929aa2681e4",
-    "m002_lineage": "e1e23682d9e900e1eb58cc44d51a627ead674852bc1732127e350902f8c1a429",
-    "m003_managed": "6d7015f2b8a24ed8102f3e130b7b2a262cec8bf1af0479d69d96226242f9c455",
-    "m004_summaries": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",
-    "m005_tallies": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",  # no table of its own
-    "m006_cache_usage": "a44b6fe6b851d4d220de570ad4297097512b127d46daa5bf4aa6172ad87afae0",
-    "m007_recalled": "3b566f0ada1ac561e2f91f2f1c14b1781ebc942be4ba4c90d1545658754db03a",
-    "m008_memory": "6bf8ed9452aea2212b579f7f917297f8e9bf80786c670e70bec5bb1c540510b2",
-    "m009_held": "ad1f6fbaf2042760d5dca95bc11edc831df89eef49625af323bc5f2db1348688",
-    "m010_bills": "6479cef9bd665ea2949bf61d2c1415c914a446c91bc6a8dde2d3e62c718e40d8",
-    "m011_erased": "978045fa2f50aa72a802b65666c08f0341ce722fd3b86bc961a15fb627d86f08",
-    "m012_overhead": "177057cc5a96a4c30236efa5eb1aaf0ede052494b49703054e460609b7a660b6",
-    "m013_remains": "1a8ecf34362ceb9c3f1be4b96541b6a7da1631699b6cacbcdb7aaf845e5b1ab6",
-    "m014_own_sizes": "dd9e2cb4847dc0754c19adc165fb6cf3523ffb9555e1b07a4dede87ac343940f",
-}
+def test_a_version_of_the_schema_is_fixed_for_good() -> None:
+    # A change of the tables is a later version, and logs of this one become the next earlier form (`old_forms.sql`).
+    text = "\n".join(statement for _, statement in sorted(list_objects(make_schema()).items()))
+    found = (VERSION, hashlib.sha256(text.encode()).hexdigest())
+    assert found == ("m014_own_sizes", "e1a496a01cf6439a41d2d48b0202dd968aad760bfd8bf3394af6c4c7b7607b41")
 
 
-@pytest.mark.parametrize("count", range(1, len(MIGRATIONS) + 1), ids=list(DIGESTS))
-def test_a_released_migration_is_fixed_for_good(count: int) -> None:
-    log = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(log, MIGRATIONS[:count])
-    text = "\n".join(sql for (sql,) in log.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name"))
-    log.close()
-    assert hashlib.sha256(text.encode()).hexdigest() == DIGESTS[MIGRATIONS[count - 1].__name__]
-
-
-def test_migrating_twice_changes_nothing(log: sqlite3.Connection) -> None:
+def test_what_is_up_to_date_is_left_alone(log: sqlite3.Connection) -> None:
     before = list(log.iterdump())
-    migrate(log)
+    bring_up_to_date(log)
     assert list(log.iterdump()) == before
-    assert read_applied(log) == [migration.__name__ for migration in MIGRATIONS]
+    assert read_version(log) == VERSION
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_earlier_form_gets_what_a_new_log_has(form: str) -> None:
+    log = make_old_log(":memory:", form)
+    salt = b"s" * 32
+    log.execute("INSERT INTO meta VALUES ('salt', ?)", (salt,))
+    bring_up_to_date(log)
+    assert list_objects(log) == list_objects(make_schema())
+    assert (read_version(log), read_salt(log)) == (VERSION, salt)
+    log.close()
+
+
+def test_a_log_that_had_all_changes_one_by_one_is_current(log: sqlite3.Connection) -> None:
+    for name in FORMS:
+        insert(log, "migration", (name, 0))
+    assert read_version(log) == VERSION
 
 
 def test_the_salt_is_made_with_the_log_and_is_its_own(log: sqlite3.Connection, tmp_path: Path) -> None:
     salt = read_salt(log)
-    migrate(log)
+    bring_up_to_date(log)
     other = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
-    migrate(other)
+    bring_up_to_date(other)
     assert len(salt) == 32
     assert read_salt(log) == salt != read_salt(other)
     other.close()
@@ -201,7 +206,7 @@ def test_the_salt_is_made_with_the_log_and_is_its_own(log: sqlite3.Connection, t
 def test_a_log_from_the_future_is_refused_and_named(log: sqlite3.Connection) -> None:
     insert(log, "migration", ("m999_later", 0))
     with pytest.raises(StoreUnavailable, match=r"newer version.*m999_later.*upgrade"):
-        migrate(log)
+        bring_up_to_date(log)
     assert not log.in_transaction
 
 
@@ -210,24 +215,26 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
         connection = sqlite3.connect(tmp_path / f"{number}.db", isolation_level=None)
         connection.execute(statement)
         with pytest.raises(StoreUnavailable, match="another program"):
-            migrate(connection)
+            bring_up_to_date(connection)
         connection.close()
 
 
-def test_an_empty_file_has_had_no_migration(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_version(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "log.db")
-    assert read_applied(connection) == []
+    assert read_version(connection) == ""
     connection.close()
 
 
-def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def m999_broken(connection: sqlite3.Connection) -> None:
-        connection.execute("CREATE TABLE fine(x)")
-        connection.execute("CREATE TABLE broken(")
+def test_a_file_that_cannot_be_finished_is_left_as_it_was(tmp_path: Path) -> None:
+    def refuse(action: int, name: str | None, *_: str | None) -> int:
+        is_last = action == sqlite3.SQLITE_CREATE_TRIGGER and name == "erased_once"
+        return sqlite3.SQLITE_DENY if is_last else sqlite3.SQLITE_OK
 
     connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
-    with pytest.raises(sqlite3.OperationalError):
-        migrate(connection, (*MIGRATIONS, m999_broken))
+    connection.set_authorizer(refuse)
+    with pytest.raises(sqlite3.DatabaseError):
+        bring_up_to_date(connection)
+    connection.set_authorizer(None)
     assert list_tables(connection) == set()
     assert connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,)
     connection.close()

@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
+from proxy.engine.policy import Durability
 from proxy.model.errors import StoreUnavailable
 from proxy.model.manifest import make_manifest
-from proxy.store.policy import Durability, StorePolicy
+from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.schema import read_seal_head
 from tests.store.samples import (

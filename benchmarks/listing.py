@@ -31,7 +31,7 @@ from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend
 from proxy.model.log import Record
 from proxy.model.manifest import ChainPiece, Manifest, Slice, chain_slices, compute_root_link, encode_recipe
 from proxy.model.messages import LEDGER_HEAD
-from proxy.read.savings_report import load_report
+from proxy.read.savings import load_savings
 from proxy.read.session_reports import SessionReports
 from proxy.read.session_summary import TitleCache, summarize_sessions
 from proxy.store.policy import StorePolicy
@@ -214,7 +214,7 @@ async def measure_reports(data: Path) -> list[tuple[str, str, str]]:
         "session of 10,000 calls": show_one,
         "its timeline": lambda: kept.load_timeline(long),
         "its epochs": lambda: kept.load_epochs(long),
-        "savings of all": lambda: load_report(reader, inputs),
+        "savings of all": lambda: load_savings(reader, inputs),
     }
     rows = []
     for name, report in reports.items():

@@ -36,7 +36,6 @@ from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable, tell_install
 from proxy.model.events import SessionsErased
 from proxy.read.savings import SavingsInputs
-from proxy.read.search import describe_health
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.api.context import ContextApi
@@ -239,7 +238,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         metrics.render,
         refuses=refuses,
         upstreams=circuits.describe,
-        index=lambda: asdict(describe_health(engine.index.health)),
+        index=lambda: asdict(engine.index.health),
     )
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from proxy.cli.terminal import WIDTH as WIDTH
+from proxy.cli.terminal import format_money, format_tokens, measure
 from proxy.cli.terminal import make_plain as make_plain
-from proxy.cli.terminal import measure
 from proxy.cli.terminal import shorten as shorten
 from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
 from proxy.read.sessions import Fork
@@ -57,6 +57,16 @@ _TIP_DIGITS = 10
 def format_count(count: int, one: str, more: str = "") -> str:
     """Format a count with its noun, in singular or plural."""
     return f"{count} {one if count == 1 else more or one + 's'}"
+
+
+def format_cost(tokens: float, money: float | None, unit: str = "tokens of uncached input") -> str:
+    """Format a cost in money, or in tokens where its price is not known."""
+    return f"{format_tokens(tokens)} {unit}" if money is None else format_money(money)
+
+
+def format_amount(tokens: float, money: float | None, unit: str = "tokens of uncached input") -> str:
+    """Format a gain or a loss without its sign."""
+    return format_cost(abs(tokens), money and abs(money), unit)
 
 
 def format_saving(saving: float) -> str:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Annotated
@@ -41,11 +40,12 @@ from proxy.cli.serve import (
 from proxy.cli.services import ConfigOption, DataOption, Services
 from proxy.cli.views.costs import format_net
 from proxy.config import ConfigError, Settings, load_settings, read_environment
+from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.lookup import list_matching, read_pages
 from proxy.model.epoch import Epoch
 from proxy.model.errors import ProxyError
-from proxy.read.savings import SavingEstimate, SavingsInputs, remember_cards
+from proxy.read.savings import SavingsInputs, add_known, price_call, read_calls, remember_cards
 
 _NOT_FOUND = 127  # as a shell says it
 _SIGNALLED = 128
@@ -54,7 +54,6 @@ _LOOK_SECONDS = 0.03
 _NOTICE_SECONDS, _WARNING_SECONDS = 1.0, 15
 _SETTLE_SECONDS, _MOST_SETTLES = 0.2, 10
 _MOST_SESSIONS = 1000
-_BILLS = 256
 # Sent by a terminal to all that run in it, so also to the client.
 _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
@@ -89,7 +88,8 @@ class Totals:
     input: int = 0
     output: int = 0
     epochs: int = 0
-    estimate: SavingEstimate = field(default_factory=SavingEstimate)
+    saved: Cost | None = None
+    auxiliary: Cost = field(default_factory=Cost)
 
 
 def run(
@@ -404,25 +404,23 @@ async def list_epochs(since_ms: int, log: LogReader) -> list[Epoch]:
 
 async def sum_up(log: LogReader, inputs: SavingsInputs, since_ms: int) -> Totals:
     """Sum up the calls of all clients since then."""
-    totals, known = Totals(epochs=len(await list_epochs(since_ms, log))), remember_cards(inputs)
-    for row in await list_matching(log, _MOST_SESSIONS):
-        if row.last_ms < since_ms:
+    totals, prices = Totals(epochs=len(await list_epochs(since_ms, log))), remember_cards(inputs).prices
+    for session in await list_matching(log, _MOST_SESSIONS):
+        if session.last_ms < since_ms:
             break
-        async for page in read_pages(log, row.id):
-            for call in page:
-                if call.opened_ms >= since_ms and call.kind != "auxiliary":
-                    last = call.rounds[-1] if call.rounds else None
-                    totals.calls += 1
-                    totals.open += last is None or not last.completeness
-                    for usage in [each.usage for each in call.rounds if each.usage is not None]:
-                        totals.input += usage.input or 0
-                        totals.output += usage.output or 0
-        bills = await log.list_bills(0, _BILLS, row.id)
-        while bills:
-            for _, rounds in groupby(bills, key=lambda bill: bill.seq):
-                if (counted := list(rounds))[0].opened_ms >= since_ms:
-                    totals.estimate.add(counted, known)
-            bills = await log.list_bills(bills[-1].seq, _BILLS, row.id)
+        async for call in read_calls(log, session.id):
+            if call[0].at_ms < since_ms:
+                continue
+            cost, saved = price_call(call, prices)
+            totals.saved = add_known(totals.saved, saved)
+            if call[0].kind == "auxiliary":
+                totals.auxiliary += cost or Cost()
+                continue
+            totals.calls += 1
+            totals.open += not call[-1].completeness
+            for row in call:
+                totals.input += row.input or 0
+                totals.output += row.output or 0
     return totals
 
 
@@ -435,8 +433,9 @@ def format_totals(totals: Totals) -> str:
         f"{totals.input:,} tokens sent, {totals.output:,} received",
         format_count(totals.epochs, "epoch"),
     ]
-    if totals.estimate.is_known:
-        parts.append(format_net(totals.estimate))
+    if totals.saved is not None:
+        net = totals.saved - totals.auxiliary
+        parts.append(format_net(net.tokens, net.money))
     return "; ".join(parts)
 
 

@@ -17,7 +17,6 @@ from proxy.model import Value
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
-from proxy.model.log import Bill
 
 MINUS = "\N{MINUS SIGN}"
 _CENT = 0.01
@@ -186,7 +185,7 @@ class OwnUsage(Value):
     size: int
 
 
-def estimate_own(planned: Plan | Bill, usage: Usage, *, is_last: bool = True) -> OwnUsage | None:
+def estimate_own(planned: Plan, usage: Usage, *, is_last: bool = True) -> OwnUsage | None:
     """Return what the client's own request would have used, by the usage that came back; None if it is unknown.
 
     What was sent as it came is the client's own. Else the client's own request would have missed as many tokens of the
@@ -220,7 +219,7 @@ def estimate_own(planned: Plan | Bill, usage: Usage, *, is_last: bool = True) ->
     return OwnUsage(Usage(size - over, usage.output if is_last else 0, own_read, written), paid, size)
 
 
-def estimate_size(planned: Plan | Bill, counted: int) -> int | None:
+def estimate_size(planned: Plan, counted: int) -> int | None:
     """Return the tokens of the client's own request, where `counted` is the provider's count of what was sent.
 
     What is new in both requests counts as the provider counted it. Without a count of an earlier request the
@@ -236,9 +235,7 @@ def estimate_size(planned: Plan | Bill, counted: int) -> int | None:
     return max(0, planned.own_expected + (0 if planned.sent_expected is None else counted - planned.sent_expected))
 
 
-def price_saved(
-    rounds: Sequence[tuple[Plan | Bill | None, Usage]], card: Card, cache: CacheModel = UNKNOWN
-) -> Cost | None:
+def price_saved(rounds: Sequence[tuple[Plan | None, Usage]], card: Card, cache: CacheModel = UNKNOWN) -> Cost | None:
     """Return how much more the client's own request would have cost than a call of these rounds. Negative: less.
 
     Only rounds with a usage count. Where sizes are unknown, the estimate of the saving is returned as it is; None where

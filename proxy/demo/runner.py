@@ -246,7 +246,7 @@ class _Demo:
             times = "once" if recalls == 1 else f"{recalls} times"
             lines.append(f"the model recalled {times} what had been replaced; the agent saw one answer as always")
         for cause, total in cache.totals.items():
-            price = "" if total.cost.money is None else f", which cost {format_money(total.cost.money)}"
+            price = "" if total.money is None else f", which cost {format_money(total.money)}"
             why = _CAUSES.get(cause, cause)
             lines.append(f"{_count(total.calls, 'cache miss', 'cache misses')}: {why} ({total.missed:,} tokens{price})")
         return lines

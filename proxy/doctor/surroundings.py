@@ -58,7 +58,6 @@ _VERIFIED_BYTES = 32_000_000
 _READ_BACK = 50
 _SESSIONS = 20
 _MODELS = 6
-_BILLS = 1
 _ANTHROPIC = re.compile(r"anthropic\.com|/anthropic(?:/|$)")
 _PATTERN = re.compile(r"[*?]|\[[^][]*\]")
 _DEFAULT_MODELS = {"openai": "gpt-5", "anthropic": "claude-sonnet-4-5"}
@@ -187,7 +186,6 @@ async def _read_log(settings: Settings, facts: StoreFacts, *, is_quick: bool) ->
     log = open_log(settings)
     try:
         rows = await log.list_sessions(_SESSIONS)
-        first = await log.list_bills(0, _BILLS)
         is_small = not is_quick and settings.store_policy().path.stat().st_size <= _VERIFIED_BYTES
         if is_small:
             verification = await log.verify()
@@ -201,7 +199,7 @@ async def _read_log(settings: Settings, facts: StoreFacts, *, is_quick: bool) ->
             checked=checked,
             faults=tuple(faults),
             is_whole=is_small,
-            began_ms=await _find_beginning(log, first[0].session if first else ""),
+            began_ms=await _find_beginning(log),
             last_ms=max(times, default=None),
             looked_at=len(newest),
             unread=tuple([reason for call in newest if (reason := _find_unread(call))]),
@@ -210,8 +208,10 @@ async def _read_log(settings: Settings, facts: StoreFacts, *, is_quick: bool) ->
         await log.close()
 
 
-async def _find_beginning(log: LogReader, session: str) -> int | None:
-    return (await log.find_session(session)).created_ms if session else None
+async def _find_beginning(log: LogReader) -> int | None:
+    """Return when a session of the first day in the log began."""
+    first = min(await log.load_tallies(), key=lambda tally: tally.day, default=None)
+    return (await log.find_session(first.session)).created_ms if first is not None else None
 
 
 async def _read_back(log: LogReader, rows: Sequence[SessionRow]) -> tuple[int, list[str]]:

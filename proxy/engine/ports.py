@@ -14,7 +14,6 @@ from proxy.model.lineage import NodeRow, StoredSession
 from proxy.model.log import (
     ArchiveHealth,
     AuxiliaryUsage,
-    Bill,
     BranchRow,
     ExchangeRow,
     HeldRow,
@@ -250,14 +249,6 @@ class LogReader(Protocol):
 
     async def list_nodes(self, session: str) -> Sequence[NodeRow]:
         """Return the nodes of a session, parents first: the tree of its messages. Raises NotFound."""
-        ...
-
-    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
-        """Return all rounds of at most `limit` exchanges after number `after` (their `seq`), oldest first.
-
-        With the id of a `session`, only its exchanges.
-        Only exchanges count that have rounds, are in mode manage, and were not passed on unread. Empty at the end.
-        """
         ...
 
     async def load_newest(self, sessions: Sequence[str]) -> Sequence[Newest]:

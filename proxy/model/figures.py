@@ -116,3 +116,8 @@ class RoundFigures(msgspec.Struct, frozen=True, gc=False):
     first_byte_ms: float | None
     total_ms: float | None
     overhead_ms: float | None
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether it is a round of a call that may be managed, or of one of our own."""
+        return self.mode == "manage" and self.kind in ("managed", "auxiliary") and self.k >= 0

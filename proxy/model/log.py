@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung, SourceNote, Summary
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.exchange import (
     Completeness,
     Headers,
@@ -148,34 +148,6 @@ class AuxiliaryUsage:
     model: str
     calls: int
     usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """A round with its usage, for reports on savings: of a managed call, or of one of our own.
-
-    `seq` and `opened_ms` are those of its exchange. What follows `usage` comes from its plan; without a plan it has its
-    defaults.
-    """
-
-    seq: int
-    session: str
-    kind: Kind
-    opened_ms: int
-    upstream: str
-    model: str
-    usage: Usage
-    rung: Rung | Literal[""] = ""
-    reason: str = ""
-    tokens_client: int | None = None
-    usable: int = 0
-    tokens_upstream: int | None = None
-    saving: float | None = None
-    client_read: int | None = None
-    sent_read: int | None = None
-    own_expected: int | None = None
-    sent_expected: int | None = None
-    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

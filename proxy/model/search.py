@@ -111,6 +111,6 @@ class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
     behind_seconds: float = 0.0
     size: int = 0
     is_rebuilding: bool = False
-    fault: str = ""
     vectors: int = 0
     without_vectors: int = 0
+    fault: str = ""

@@ -1,27 +1,29 @@
 """Why did the provider's cache miss: each call of a session, by what the log has of it."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from proxy.context.cache_misses import (
     CacheUse,
     Precedent,
     PromptTrail,
     SentPrompt,
+    Use,
     explain_use,
     name_rewriting,
 )
-from proxy.context.pricing import Cost, price_missed, price_saved
+from proxy.context.pricing import Cost, price_missed
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.conversation import read_request, split_whole
-from proxy.engine.recorded.lookup import find_session, read_pages
+from proxy.engine.recorded.lookup import read_pages
 from proxy.model.errors import NotFound
 from proxy.model.exchange import MissCause, Usage
+from proxy.model.figures import RoundFigures
 from proxy.model.log import ExchangeRow, RoundRow
-from proxy.read.context import Document
-from proxy.read.savings import SavingsInputs, remember_cards
+from proxy.read.savings import Saving, SavingsInputs, group_calls, load_saving, price_call, remember_cards
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHED_PARAMETERS, read_diagnosis
 from proxy.wire.json_values import load_lenient
@@ -30,11 +32,27 @@ _SHORTEST_MS = 300_000
 _MOST_PATHS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class CacheCall:
-    """A call and what it read of the cache. `cost` is what it missed, `saved` what managing it saved; None if unknown.
+class CacheCost(msgspec.Struct, frozen=True):
+    """A cost in tokens of uncached input, and in money; null without a price."""
 
-    `parameters` are those that the client changed, where that is the cause.
+    cost: float
+    money: float | None
+
+
+class MissTotal(msgspec.Struct, frozen=True):
+    """The calls of one cause, the tokens that they missed, and what that cost."""
+
+    calls: int
+    missed: int
+    cost: float
+    money: float | None
+
+
+class CacheCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call and what it read of the cache, in words as well. `cost` is what it missed; `saved` what managing it saved.
+
+    The counts are as in `CacheUse`. `message` is the number of the one that the client changed, `parameters` are those
+    that it changed, where that is the cause. `saved` is null where it is unknown.
     """
 
     n: int
@@ -43,28 +61,33 @@ class CacheCall:
     upstream: str
     model: str
     input: int | None
-    use: CacheUse
-    cost: Cost
-    saved: Cost | None
-    parameters: tuple[str, ...] = ()
+    read: int | None
+    written: int | None
+    expected: int
+    missed: int
+    use: Use
+    cause: MissCause | Literal[""]
+    explanation: str
+    message: int | None
+    parameters: list[str]
+    epoch_why: str
+    is_told: bool
+    idle_seconds: float | None
+    cost: float
+    money: float | None
+    saved: CacheCost | None
 
 
-@dataclass(slots=True)
-class MissTotal:
-    """The calls of one cause, the tokens that they missed, and what that cost."""
+class CacheReport(msgspec.Struct, frozen=True):
+    """The calls of a session whose usage is known, oldest first, and totals by cause, the dearest first.
 
-    calls: int = 0
-    missed: int = 0
-    cost: Cost = field(default_factory=Cost)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheReport:
-    """The calls of a session whose usage is known, oldest first, and totals by cause, the dearest first."""
+    `saved` is what managing the session saved.
+    """
 
     session: str
-    calls: Sequence[CacheCall]
-    totals: Mapping[MissCause, MissTotal]
+    calls: list[CacheCall]
+    totals: dict[MissCause, MissTotal]
+    saved: Saving | None
 
 
 class CacheReader:
@@ -86,14 +109,15 @@ class CacheReader:
             self.parents.setdefault(node.node, node.parent)
         self._reasons = {epoch.id: epoch.why for epoch in await self._log.list_epochs(self._session)}
         async for page in read_pages(self._log, self._session, after, limit):
+            known = await self._log.load_rounds(self._session, page[0].n - 1, len(page)) if page else ()
+            rounds = {call[0].n: call for call in group_calls(known)}
             for row in page:
                 answered = [each for each in row.rounds if each.usage is not None and each.usage.input is not None]
                 if row.kind == "managed" and answered:
-                    yield await self._judge(row, answered)
+                    yield await self._judge(row, answered[0], rounds.get(row.n, ()))
 
-    async def _judge(self, row: ExchangeRow, rounds: Sequence[RoundRow]) -> CacheCall:
+    async def _judge(self, row: ExchangeRow, answered: RoundRow, rounds: Sequence[RoundFigures]) -> CacheCall:
         """Return what the first of a call's answered rounds read; in others a model recalled."""
-        answered = rounds[0]
         usage, plan = answered.usage or Usage(), answered.plan
         rewriting = name_rewriting(plan)
         prompt = SentPrompt(
@@ -111,7 +135,7 @@ class CacheReader:
         precedent, card = self._trail.find(prompt), self._prices.find_card(answered.upstream, row.model)
         cache = await self._find_cache(prompt, precedent)
         use = explain_use(prompt, precedent, cache)
-        parameters: tuple[str, ...] = ()
+        parameters: list[str] = []
         if use.cause in ("provider", "unrecorded"):
             told = await self._read_told(row, answered.k)
             use = explain_use(prompt, precedent, cache, told)
@@ -119,17 +143,29 @@ class CacheReader:
             parameters = await self._name_parameters(row, self._sent[precedent.prompt.exchange][0])
         self._trail.add(prompt)
         self._sent[row.id] = row, answered.k
+        cost, (_, saved) = price_missed(use, usage, card, cache), price_call(rounds, self._prices)
         return CacheCall(
-            row.n,
-            row.id,
-            row.opened_ms,
-            answered.upstream,
-            row.model,
-            usage.input,
-            use,
-            price_missed(use, usage, card, cache),
-            price_saved([(each.plan, each.usage or Usage()) for each in rounds], card, cache),
-            parameters,
+            n=row.n,
+            exchange=row.id,
+            opened_ms=row.opened_ms,
+            upstream=answered.upstream,
+            model=row.model,
+            input=usage.input,
+            read=use.read,
+            written=use.written,
+            expected=use.expected,
+            missed=use.missed,
+            use=use.use,
+            cause=use.cause,
+            explanation=tell_miss(use, parameters),
+            message=use.place or None,
+            parameters=parameters,
+            epoch_why=use.why,
+            is_told=use.is_told,
+            idle_seconds=use.idle,
+            cost=cost.tokens,
+            money=cost.money,
+            saved=None if saved is None else CacheCost(saved.tokens, saved.money),
         )
 
     def _list_nodes(self, tip: bytes) -> list[bytes]:
@@ -170,82 +206,40 @@ class CacheReader:
         answers = [load_lenient(each.answer) for each in whole.rounds if each.k == k]
         return read_diagnosis(answers[0]) if isinstance(answers[0], dict) else ""
 
-    async def _name_parameters(self, row: ExchangeRow, before: ExchangeRow) -> tuple[str, ...]:
+    async def _name_parameters(self, row: ExchangeRow, before: ExchangeRow) -> list[str]:
         """Return the members that differ between two requests."""
         try:
             bodies = [read_request(each, await self._log.load_request(each.id)) for each in (before, row)]
         except NotFound:
-            return ()
+            return []
         one, other = (split_whole(body, FORMATS[row.wire].items_key) for body in bodies)
-        return tuple(name for name in CACHED_PARAMETERS if one.member(name) != other.member(name))
+        return [name for name in CACHED_PARAMETERS if one.member(name) != other.member(name)]
 
 
-async def load_cache(log: LogReader, prefix: str, inputs: SavingsInputs, n: int | None = None) -> CacheReport:
-    """Load how the calls of the session whose id has this prefix used the cache, or call `n` alone. Raises NotFound."""
-    session = await find_session(log, prefix)
+async def load_cache(log: LogReader, session: str, inputs: SavingsInputs, n: int | None = None) -> CacheReport:
+    """Load how the calls of a session, given by its id, used the cache, or call `n` alone. Raises NotFound."""
     calls: list[CacheCall] = []
     async for call in CacheReader(log, session, remember_cards(inputs)).read():
         if n in (None, call.n):
             calls.append(call)
         if call.n == n:
             break
-    return sum_causes(session, calls)
+    return CacheReport(session, calls, sum_causes(calls), await load_saving(log, session, inputs))
 
 
-def sum_causes(session: str, calls: Sequence[CacheCall]) -> CacheReport:
-    """Return the report on these calls, with totals by cause."""
-    totals: dict[MissCause, MissTotal] = {}
+def sum_causes(calls: Sequence[CacheCall]) -> dict[MissCause, MissTotal]:
+    """Return what was missed for each cause."""
+    by_cause: dict[MissCause, list[CacheCall]] = {}
     for call in calls:
-        if call.use.cause:
-            total = totals.setdefault(call.use.cause, MissTotal())
-            total.calls += 1
-            total.missed += call.use.missed
-            total.cost += call.cost
-    ordered = sorted(totals.items(), key=lambda item: -item[1].cost.tokens)
-    return CacheReport(session, calls, dict(ordered))
-
-
-def describe_cache(report: CacheReport) -> Document:
-    """Return the report as a document. Costs are in tokens of uncached input, `money` where the prices are known."""
-    return {
-        "session": report.session,
-        "calls": [_describe_use(call) for call in report.calls],
-        "totals": {
-            cause: {"calls": total.calls, "missed": total.missed} | describe_cost(total.cost)
-            for cause, total in report.totals.items()
-        },
+        if call.cause:
+            by_cause.setdefault(call.cause, []).append(call)
+    costs = {
+        cause: sum((Cost(each.cost, each.money) for each in found), start=Cost()) for cause, found in by_cause.items()
     }
-
-
-def _describe_use(call: CacheCall) -> Document:
-    use = call.use
     return {
-        "n": call.n,
-        "exchange": call.exchange,
-        "opened_ms": call.opened_ms,
-        "upstream": call.upstream,
-        "model": call.model,
-        "input": call.input,
-        "read": use.read,
-        "written": use.written,
-        "expected": use.expected,
-        "missed": use.missed,
-        "use": use.use,
-        "cause": use.cause,
-        "explanation": explain_miss(call),
-        "message": use.place or None,
-        "parameters": list(call.parameters),
-        "epoch_why": use.why,
-        "is_told": use.is_told,
-        "idle_seconds": use.idle,
-        **describe_cost(call.cost),
-        "saved": None if call.saved is None else describe_cost(call.saved),
+        cause: MissTotal(len(by_cause[cause]), sum(each.missed for each in by_cause[cause]), cost.tokens, cost.money)
+        for cause, cost in sorted(costs.items(), key=lambda item: -item[1].tokens)
     }
-
-
-def describe_cost(cost: Cost) -> Document:
-    """Return a cost as a document."""
-    return {"cost": cost.tokens, "money": cost.money}
 
 
 _EXPLANATIONS: Mapping[MissCause, str] = {
@@ -257,9 +251,8 @@ _EXPLANATIONS: Mapping[MissCause, str] = {
 }
 
 
-def explain_miss(call: CacheCall) -> str:
+def tell_miss(use: CacheUse, parameters: Sequence[str]) -> str:
     """Return in words why a call missed the cache, and empty if it did not."""
-    use = call.use
     if use.use == "first":
         return "nothing to be read"
     if use.use == "unreported":
@@ -271,7 +264,7 @@ def explain_miss(call: CacheCall) -> str:
     elif use.cause == "message":
         text = f"the client changed message {use.place}" if use.place else "the client changed a message"
     elif use.cause == "parameters":
-        text = f"the client changed {', '.join(call.parameters) or 'parameters'}"
+        text = f"the client changed {', '.join(parameters) or 'parameters'}"
     elif use.cause == "idle":
         text = f"idle for {use.idle or 0.0:.0f} s, longer than the cache is kept"
     else:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,6 @@ from proxy.model.log import ExchangeRow
 from proxy.model.results import CompactionResult
 from proxy.wire import FORMATS
 
-Document = dict[str, Any]
 SummaryStatus = Literal["live", "parent", "superseded"]
 """`live`: no other summary replaces it. `parent`: a condensed summary was made of it. `superseded`: a better one of the
 same messages replaces it.
@@ -248,10 +247,15 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
 
 def describe_epoch(epoch: Epoch, n: int) -> EpochDocument:
     """Return an epoch as a document of a listing."""
-    references = [
+    facts = {name: getattr(epoch, name) for name in _EPOCH_FIELDS}
+    return EpochDocument(n=n, **facts, references=list_references(epoch))
+
+
+def list_references(epoch: Epoch) -> list[ReferenceDocument]:
+    """Return the references of an epoch."""
+    return [
         ReferenceDocument(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     ]
-    return EpochDocument(n=n, **{name: getattr(epoch, name) for name in _EPOCH_FIELDS}, references=references)
 
 
 def list_edits(epoch: Epoch) -> list[EditDocument]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import forecast_calls, price_opening
+from proxy.context.pricing import Cost
 from proxy.engine.compaction.manual import ManualCompaction, check_unmanaged
 from proxy.engine.compaction.preview import PlannedEpoch, PreviewKind, plan_epoch
 from proxy.engine.context.rewriter import Invalid
@@ -18,7 +19,6 @@ from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow
 from proxy.read.context import EditDocument, ReferenceDocument, describe_epoch, list_edits
 from proxy.read.diff import ChangeDocument, compare_messages, describe_changes
-from proxy.read.timeline import EpochAmount
 
 _MOST_CALLS = 100
 
@@ -50,8 +50,8 @@ class EpochPreview(msgspec.Struct, frozen=True):
     depth: int
     tokens_before: int
     tokens_after: int
-    cost: EpochAmount
-    saving: EpochAmount
+    cost: Cost
+    saving: Cost
     calls_away: int | None
     is_observed: bool
     references: list[ReferenceDocument]
@@ -105,9 +105,9 @@ async def _describe(
     tally = partial(compaction.states.models.counter.count_messages, row.model)
     changes = await compare_messages(row.wire, request.list_raws()[: epoch.depth], epoch.rendered, tally)
 
-    def price(tokens: float) -> EpochAmount:
+    def price(tokens: float) -> Cost:
         money = prices.price(request.upstream.name, row.model, Usage(input=round(abs(tokens)))).money
-        return EpochAmount(tokens, None if money is None else money if tokens >= 0 else -money)
+        return Cost(tokens, None if money is None else money if tokens >= 0 else -money)
 
     return EpochPreview(
         session=row.session,

@@ -14,7 +14,7 @@ from proxy.engine.recorded.conversation import load_nodes
 from proxy.engine.recorded.lookup import find_session, pick_branch
 from proxy.model.errors import BadRequest, Erased, NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.search import EntryKind, Hit, IndexHealth, SearchAnswer, SearchQuery, Visibility
+from proxy.model.search import EntryKind, Hit, SearchAnswer, SearchQuery, Visibility
 from proxy.read.context import OriginalPage, load_page
 
 DEFAULT_LIMIT, MOST_HITS = 20, 200
@@ -66,18 +66,6 @@ class AnswerDocument(msgspec.Struct, frozen=True):
     hits: list[HitDocument]
     is_complete: bool
     behind: int
-
-
-class IndexDocument(msgspec.Struct, frozen=True):
-    """How current the index is: the records that it does not have yet, its size in bytes, passages with a vector."""
-
-    behind: int
-    behind_seconds: float
-    size: int
-    is_rebuilding: bool
-    vectors: int
-    without_vectors: int
-    fault: str
 
 
 class SearchRequest(NamedTuple):
@@ -182,19 +170,6 @@ def describe_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) 
     """Return an answer as a document. `visible` says of each hit whether the model sees it."""
     hits = [_describe_hit(hit, each) for hit, each in zip(answer.hits, visible, strict=True)]
     return AnswerDocument(hits, answer.is_complete, answer.behind)
-
-
-def describe_health(health: IndexHealth) -> IndexDocument:
-    """Return how current the index is as a document."""
-    return IndexDocument(
-        behind=health.behind,
-        behind_seconds=round(health.behind_seconds, 3),
-        size=health.size,
-        is_rebuilding=health.is_rebuilding,
-        vectors=health.vectors,
-        without_vectors=health.without_vectors,
-        fault=health.fault,
-    )
 
 
 def read_since(text: str, now_ms: int) -> int:

@@ -18,19 +18,18 @@ from proxy.model.figures import RoundFigures
 from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.read.cache import CacheCall, CacheReader, CacheReport, sum_causes
-from proxy.read.savings import SavingsInputs, remember_cards
+from proxy.read.savings import SavingsInputs, group_calls, load_saving, remember_cards
 from proxy.read.sessions import find_forks
 from proxy.read.timeline import (
     MOST_CALLS,
+    CallFigures,
     EpochSummary,
     Loop,
     Mark,
     Timeline,
-    append_call,
-    group_calls,
-    join_timelines,
     list_marks,
-    start_timeline,
+    make_timeline,
+    read_call,
     summarize_epochs,
 )
 from proxy.wire import FORMATS
@@ -118,7 +117,7 @@ class _Known:
     loops: LoopReader
     until: int = 0
     rounds: list[RoundFigures] = field(default_factory=list)
-    line: Timeline = field(default_factory=start_timeline)
+    calls: list[CallFigures] = field(default_factory=list)
     uses: list[CacheCall] = field(default_factory=list)
     cards: dict[tuple[str, str], Card] = field(default_factory=dict)
     branches: Mapping[int, int] = field(default_factory=dict)
@@ -147,10 +146,9 @@ class SessionReports:
         async with known.lock:
             newer = await self._extend(session, known)
             _, marks = await self._sum_up(session, known, newer)
-            prices, rest = remember_cards(self._inputs).prices, start_timeline()
-            for call in group_calls(newer):
-                append_call(rest, call, prices)
-            return join_timelines((known.line, rest), marks, known.branches, after, limit)
+            prices = remember_cards(self._inputs).prices
+            calls = [*known.calls, *(read_call(call, prices) for call in group_calls(newer))]
+            return make_timeline(calls, marks, known.branches, after, limit)
 
     async def load_epochs(self, prefix: str) -> list[EpochSummary]:
         """Return the epochs of the session whose id has this prefix, oldest first. Raises NotFound."""
@@ -165,7 +163,8 @@ class SessionReports:
         known = self._find(session)
         async with known.lock:
             await self._extend(session, known)
-            return sum_causes(session, known.uses)
+            saved = await load_saving(self._log, session, self._inputs)
+            return CacheReport(session, [*known.uses], sum_causes(known.uses), saved)
 
     def forget(self, session: str) -> None:
         """Forget what was read of a session, given by its id."""
@@ -214,13 +213,13 @@ class SessionReports:
         done, now_ms = 0, self._inputs.now_ms()
         prices = remember_cards(self._inputs).prices
         for call in group_calls(rounds):
-            if any(_is_open(row, now_ms) for row in call.rounds):
+            if any(_is_open(row, now_ms) for row in call):
                 break
-            append_call(known.line, call, prices)
-            known.rounds += call.rounds
-            known.until = call.last.n
-            done += len(call.rounds)
-            for row in call.rounds:
+            known.calls.append(read_call(call, prices))
+            known.rounds += call
+            known.until = call[-1].n
+            done += len(call)
+            for row in call:
                 name = row.upstream, row.model
                 if name not in known.cards:
                     known.cards[name] = prices.find_card(*name)

@@ -23,7 +23,7 @@ from proxy.model.exchange import Headers
 from proxy.model.figures import Newest, SessionHead
 from proxy.model.log import SessionRow
 from proxy.model.lru import LruCache
-from proxy.read.savings import SavingsInputs, SessionTotal, load_totals
+from proxy.read.savings import SavedTotal, Saving, SavingsInputs, describe_saving, load_totals
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.headers import find_header
@@ -38,26 +38,6 @@ _PREFIXES = _NAMING_CLIENTS | {
     *("x-session-id", "x-dynamo-session-id", "helicone-session-id", "x-litellm-session-id"),
     *("litellm_session_id", "session_id", "conversation"),
 }
-
-
-class Amount(msgspec.Struct, frozen=True):
-    """What something costs: in tokens of uncached input, and in the currency of the price map; null without a price."""
-
-    tokens: float
-    money: float | None
-
-
-class Saving(msgspec.Struct, frozen=True):
-    """What managing a session saved, our own calls taken off; negative for a loss, whose `reason` is given.
-
-    `share` is that of what sending everything would have cost.
-    """
-
-    tokens: float
-    money: float | None
-    share: float | None
-    is_loss: bool
-    reason: str
 
 
 class AuxiliaryTotal(msgspec.Struct, frozen=True):
@@ -112,7 +92,7 @@ class SessionSummary(msgspec.Struct, frozen=True):
     output_tokens: int | None
     window_tokens: WindowTokens
     cache_read_share: float | None
-    spent: Amount
+    spent: Cost
     saved: Saving | None
     auxiliary: AuxiliaryTotal
     erased_ms: int | None
@@ -154,7 +134,7 @@ async def summarize_sessions(
     named = await (titles or TitleCache()).find(log, heads.values())
     summaries = []
     for row in rows:
-        total = totals.get(row.id) or SessionTotal()
+        total = totals.get(row.id) or SavedTotal()
         saved = await describe_saving(log, row.id, total)
         client = name_client(heads[row.id].headers) if row.id in heads else ""
         names = client or name_sender(row.family), named.get(row.id, "")
@@ -164,7 +144,7 @@ async def summarize_sessions(
 
 
 def _summarize(
-    row: SessionRow, total: SessionTotal, newest: Newest, names: tuple[str, str], now_ms: int
+    row: SessionRow, total: SavedTotal, newest: Newest, names: tuple[str, str], now_ms: int
 ) -> SessionSummary:
     client, title = names
     name = shorten_title(name_session(row.family))
@@ -197,7 +177,7 @@ def _summarize(
         output_tokens=total.output if is_counted else None,
         window_tokens=WindowTokens(newest.client, newest.sent),
         cache_read_share=total.read / total.told if total.told else None,
-        spent=describe_amount(spent),
+        spent=spent,
         saved=None,
         auxiliary=AuxiliaryTotal(
             row.auxiliary,
@@ -224,42 +204,10 @@ def name_sender(family: str) -> str:
     return prefix if prefix in _NAMING_CLIENTS else ""
 
 
-def _is_live(total: SessionTotal, newest: Newest, now_ms: int) -> bool:
+def _is_live(total: SavedTotal, newest: Newest, now_ms: int) -> bool:
     if newest.opened_ms is not None and now_ms - newest.opened_ms < _LONGEST_MS:
         return True
     return now_ms - total.ended_ms < _LATELY_MS
-
-
-def describe_amount(cost: Cost) -> Amount:
-    """Return a cost as it is shown."""
-    return Amount(cost.tokens, cost.money)
-
-
-async def load_saving(log: LogReader, session: str, inputs: SavingsInputs) -> Saving | None:
-    """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
-    totals = await load_totals(log, (session,), inputs)
-    return await describe_saving(log, session, totals.get(session) or SessionTotal())
-
-
-async def describe_saving(log: LogReader, session: str, total: SessionTotal) -> Saving | None:
-    """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
-    if total.saved is None:
-        return None
-    net, reason = total.net, ""
-    if total.net.tokens < 0:
-        is_early = total.saved.tokens < 0 and total.plans
-        reason = explain_loss(total, await log.count_later(session) if is_early else 0)
-    return Saving(net.tokens, net.money, total.share, net.tokens < 0, reason)
-
-
-def explain_loss(total: SessionTotal, later: int) -> str:
-    """Return why a session cost more than was saved; `later` calls came after its last epoch."""
-    if total.saved is not None and total.saved.tokens >= 0:
-        return "its summaries cost more than was saved"
-    if total.plans:
-        count = {0: "no call", 1: "1 call"}.get(later, f"{later} calls")
-        return f"{count} came after its last epoch, too few to pay for writing the cache anew"
-    return "what was sent had to be written to the cache anew, and the calls since have not paid for it"
 
 
 MOST_CHARACTERS = 80

@@ -4,27 +4,31 @@ Sums, sessions and epochs are priced alike: by the usage that came back, at the 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from proxy.context.memory.traces import fit_text
-from proxy.context.pricing import Cost, price_estimate, price_usage
+from proxy.context.pricing import Cost, price_usage
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.model.epoch import Epoch, EpochReason, read_view
 from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.figures import RoundFigures
-from proxy.read.cache import CacheCall, explain_miss
-from proxy.read.savings import SavingsInputs, remember_cards
+from proxy.read.cache import CacheCall
+from proxy.read.context import ReferenceDocument, list_references
+from proxy.read.savings import SavingsInputs, group_calls, price_call, price_round, remember_cards
+
+CallFigures = tuple[Any, ...]
+"""What a timeline has of a call, in the order of its columns, without the branch."""
 
 MarkKind = Literal["epoch", "miss", "error", "loop", "compaction", "notice"]
 EpochState = Literal["active", "past", "reverted", "refused"]
 
 MOST_CALLS = 10_000
 
+_UNKNOWN = Cost(0.0, None)
 _TOLD_TOKENS = 1024  # a call that missed fewer tokens of the cache has no mark
 
 
@@ -76,28 +80,12 @@ class Timeline(msgspec.Struct, frozen=True):
     marks: list[Mark]
 
 
-class EpochAmount(msgspec.Struct, frozen=True):
-    """An amount in tokens of uncached input and in money; null without a price."""
-
-    tokens: float
-    money: float | None
-
-
 class PaidBack(msgspec.Struct, frozen=True):
     """What an epoch has paid back so far: over so many calls, what these cost less than the client's own."""
 
     tokens: float
     money: float | None
     calls: int
-
-
-class EpochReference(msgspec.Struct, frozen=True):
-    """A reference to the messages from `start` up to `stop`, from the character `offset` of their text on."""
-
-    id: str
-    start: int
-    stop: int
-    offset: int
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
@@ -119,10 +107,10 @@ class EpochSummary(msgspec.Struct, frozen=True):
     depth: int
     tokens_before: int
     tokens_after: int
-    cost: EpochAmount | None
+    cost: Cost | None
     paid_back: PaidBack
     state: EpochState
-    references: list[EpochReference]
+    references: list[ReferenceDocument]
 
 
 class Loop(msgspec.Struct):
@@ -153,46 +141,6 @@ _REASONS: Mapping[EpochReason, str] = {
 }
 
 
-@dataclass(slots=True)
-class CallFigures:
-    """A call of the client's, or ours, with all its rounds."""
-
-    rounds: list[RoundFigures] = field(default_factory=list)
-
-    @property
-    def last(self) -> RoundFigures:
-        """Its last round."""
-        return self.rounds[-1]
-
-
-def group_calls(rounds: Iterable[RoundFigures]) -> Iterator[CallFigures]:
-    """Yield the calls that rounds belong to, in their order."""
-    call = CallFigures()
-    for row in rounds:
-        if call.rounds and row.n != call.last.n:
-            yield call
-            call = CallFigures()
-        call.rounds.append(row)
-    if call.rounds:
-        yield call
-
-
-def price_round(row: RoundFigures, prices: PriceList) -> tuple[Cost | None, Cost | None]:
-    """Return what a round cost, and what managing it saved; None for what is not known."""
-    if row.input is None or row.kind == "recorded":
-        return None, None
-    card = prices.find_card(row.upstream, row.model)
-    cache = prices.find_cache(row.upstream, card)
-    cost = price_usage(Usage(row.input, row.output, row.read, row.written), card, cache)
-    if row.mode != "manage" or row.kind != "managed":
-        return cost, None
-    if row.own_input is None:
-        return cost, price_estimate(row.saving, card)
-    output = row.output if row.is_last else 0  # the client's own request has no rounds in which a model recalls
-    own = price_usage(Usage(row.own_input, output, row.own_read, row.own_written), card, cache)
-    return cost, own - price_usage(Usage(row.input, row.output, row.paid_read, row.written), card, cache)
-
-
 def price_rewrite(row: RoundFigures, prices: PriceList) -> Cost | None:
     """Return what the first call of an epoch cost more because the history that it sends was new to the cache.
 
@@ -208,51 +156,44 @@ def price_rewrite(row: RoundFigures, prices: PriceList) -> Cost | None:
     return price_usage(Usage(row.input, 0, row.paid_read, written), card, cache) - price_usage(ideal, card, cache)
 
 
-def start_timeline() -> Timeline:
-    """Return a timeline without a call."""
-    return Timeline(**{name: [] for name in Timeline.__struct_fields__})
+def read_call(call: Sequence[RoundFigures], prices: PriceList) -> CallFigures:
+    """Return what a timeline has of a call, in the order of its columns."""
+    first, last = call[0], call[-1]
+    cost, saved = (each or _UNKNOWN for each in price_call(call, prices))
+    return (
+        last.n,
+        last.at_ms,
+        _find_last(row.client for row in call),
+        _find_last(row.sent if row.input is None else row.input for row in call),
+        sum(row.k >= 0 for row in call),
+        *(_sum(getattr(row, name) for row in call) for name in ("input", "read", "written", "output")),
+        cost.money,
+        saved.money,
+        last.epoch,
+        last.status,
+        last.rung,
+        first.overhead_ms,
+        first.first_byte_ms,
+        last.total_ms,
+        last.is_side,
+        last.kind == "auxiliary",
+    )
 
 
-def join_timelines(
-    lines: Sequence[Timeline], marks: Sequence[Mark], branches: Mapping[int, int], after: int, limit: int
+def make_timeline(
+    calls: Sequence[CallFigures], marks: Sequence[Mark], branches: Mapping[int, int], after: int, limit: int
 ) -> Timeline:
-    """Return the calls after number `after` of several timelines, `limit` at most, with the marks of these.
+    """Return the calls after number `after`, `limit` at most, with the marks of these.
 
     `branches` are places of branches by the number of a call.
     """
-    first = sum(bisect_right(line.n, after) for line in lines)
+    first = bisect_right(calls, after, key=lambda call: call[0])
+    shown = calls[first : first + limit]
+    numbers = [call[0] for call in shown]
     names = Timeline.__struct_fields__[:-2]  # all columns but the branch, which is not known of single calls
-    columns = {name: [each for line in lines for each in getattr(line, name)][first : first + limit] for name in names}
-    numbers: list[int] = columns["n"]
-    shown = [mark for mark in marks if numbers and numbers[0] <= mark.n <= numbers[-1]]
-    return Timeline(**columns, branch=[branches.get(n) for n in numbers], marks=shown)
-
-
-def append_call(line: Timeline, call: CallFigures, prices: PriceList) -> None:
-    """Add a call to a timeline, without its branch."""
-    last = call.last
-    priced = [price_round(row, prices) for row in call.rounds]
-    costs = [cost for cost, _ in priced if cost is not None]
-    saved = [each for _, each in priced if each is not None]
-    line.n.append(last.n)
-    line.at_ms.append(last.at_ms)
-    line.client.append(_find_last(row.client for row in call.rounds))
-    line.sent.append(_find_last(row.sent if row.input is None else row.input for row in call.rounds))
-    line.rounds.append(sum(row.k >= 0 for row in call.rounds))
-    line.input.append(_sum(row.input for row in call.rounds))
-    line.read.append(_sum(row.read for row in call.rounds))
-    line.written.append(_sum(row.written for row in call.rounds))
-    line.output.append(_sum(row.output for row in call.rounds))
-    line.money.append(sum(costs[1:], start=costs[0]).money if costs else None)
-    line.saved_money.append(sum(saved[1:], start=saved[0]).money if saved else None)
-    line.epoch.append(last.epoch)
-    line.status.append(last.status)
-    line.rung.append(last.rung)
-    line.overhead_ms.append(call.rounds[0].overhead_ms)
-    line.first_ms.append(call.rounds[0].first_byte_ms)
-    line.total_ms.append(last.total_ms)
-    line.is_side.append(last.is_side)
-    line.is_auxiliary.append(last.kind == "auxiliary")
+    columns: dict[str, list[Any]] = {name: [call[place] for call in shown] for place, name in enumerate(names)}
+    told = [mark for mark in marks if numbers and numbers[0] <= mark.n <= numbers[-1]]
+    return Timeline(**columns, branch=[branches.get(n) for n in numbers], marks=told)
 
 
 def _find_last(counts: Iterable[int | None]) -> int | None:
@@ -307,12 +248,10 @@ def _summarize(
         depth=epoch.depth,
         tokens_before=epoch.tokens_before,
         tokens_after=epoch.tokens_after,
-        cost=None if cost is None else EpochAmount(cost.tokens, cost.money),
+        cost=cost,
         paid_back=PaidBack(paid.tokens, paid.money, len({row.n for row in rows})),
         state=state,
-        references=[
-            EpochReference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
-        ],
+        references=list_references(epoch),
     )
 
 
@@ -335,8 +274,8 @@ def list_marks(
 ) -> list[Mark]:
     """Return what happened at calls, in their order: epochs, misses of the cache with their cause, loops, failures."""
     marks = [_mark_epoch(epoch) for epoch in epochs if epoch.call is not None]
-    marks += [_mark_miss(call) for call in missed if call.use.cause and call.use.missed >= _TOLD_TOKENS]
-    marks += [mark for call in group_calls(rounds) if (mark := _mark_failure(call.last)) is not None]
+    marks += [_mark_miss(call) for call in missed if call.cause and call.missed >= _TOLD_TOKENS]
+    marks += [mark for call in group_calls(rounds) if (mark := _mark_failure(call[-1])) is not None]
     marks += [Mark(loop.n, "loop", "The model goes round in a loop", f"{tell_loop(loop)}.") for loop in loops]
     return sorted(marks, key=lambda mark: mark.n)
 
@@ -360,9 +299,9 @@ def _mark_epoch(epoch: EpochSummary) -> Mark:
 
 
 def _mark_miss(call: CacheCall) -> Mark:
-    text = "an epoch opened, which rewrote the history" if call.use.why else explain_miss(call)
-    said = f"{text[:1].upper()}{text[1:]}. {call.use.missed:,} tokens were written again, or read at the full price."
-    return Mark(call.n, "miss", "The cache was missed", said, call.cost.money, call.use.missed)
+    text = "an epoch opened, which rewrote the history" if call.epoch_why else call.explanation
+    said = f"{text[:1].upper()}{text[1:]}. {call.missed:,} tokens were written again, or read at the full price."
+    return Mark(call.n, "miss", "The cache was missed", said, call.money, call.missed)
 
 
 def _mark_failure(row: RoundFigures) -> Mark | None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,8 @@ from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.calls import make_request
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
-from proxy.model.log import Bill, ExchangeRow
+from proxy.model.log import ExchangeRow
+from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
@@ -166,12 +166,12 @@ class _Replay:
                     await asyncio.wait(waiting)
 
     async def _estimate(self) -> SessionEstimate:
-        transcript, usages = self._transcript, self._usage.usages
+        archive, transcript, usages = self._engine.archive, self._transcript, self._usage.usages
         client = [usage.input or 0 for usage in usages]
-        exchanges = [each for session in self._sessions for each in await self._list_bills(session)]
-        sent = [rounds[-1].usage.input or 0 for rounds in exchanges]
+        calls_of = [call for session in self._sessions async for call in read_calls(archive, session)]
+        exchanges = [call for call in calls_of if call[0].is_managed]
+        sent = [rounds[-1].input or 0 for rounds in exchanges]
         upstream = exchanges[0][0].upstream if exchanges else self._upstream
-        bills = [bill for rounds in exchanges for bill in rounds if bill.usage.input is not None]
         calls = zip(transcript.calls, usages, strict=True)
         epochs, cut = await self._list_epochs()
         return SessionEstimate(
@@ -184,7 +184,7 @@ class _Replay:
             transcript.source,
             transcript.began_ms,
             sum_costs([self._prices.price(upstream, call.model, usage) for call, usage in calls]),
-            sum_costs([self._prices.price(bill.upstream, bill.model, bill.usage) for bill in bills]),
+            sum_costs([cost for call in exchanges if (cost := price_call(call, self._prices)[0]) is not None]),
             tuple(client),
             tuple(sent + client[len(sent) :]),
             sum(usage.output or 0 for usage in usages),
@@ -193,15 +193,6 @@ class _Replay:
             self._errors,
             tuple(_list_reasons(transcript, self._usage)),
         )
-
-    async def _list_bills(self, session: str) -> list[list[Bill]]:
-        """Return the rounds of each exchange of a session."""
-        archive, found = self._engine.archive, list[list[Bill]]()
-        page = await archive.list_bills(0, _PAGE, session)
-        while page:
-            found += [list(rounds) for _, rounds in groupby(page, key=lambda bill: bill.seq)]
-            page = await archive.list_bills(page[-1].seq, _PAGE, session)
-        return found
 
     async def _list_epochs(self) -> tuple[tuple[EpochEstimate, ...], Cut]:
         """Return the epochs that were opened, and what the last one of each session shortens."""

@@ -11,20 +11,16 @@ from msgspec import structs
 
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
 from proxy.cli.views.costs import format_cache, format_net, format_savings, format_status
-from proxy.context.cache_misses import CacheUse
-from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
-from proxy.model.figures import Tally
-from proxy.model.log import Bill, Selection, SessionRow
+from proxy.model.figures import RoundFigures, Tally
+from proxy.model.log import Selection, SessionRow
 from proxy.read.cache import CacheReport, MissTotal
-from proxy.read.savings import Arm, SavingEstimate
-from proxy.read.savings_report import LosingSession, PartSaving, SavingsReport, SavingsTotal
-from proxy.read.session_summary import Saving
+from proxy.read.savings import Arm, LosingSession, PartSaving, Saving, SavingsReport, SavingsTotal
 from tests.cli.commands import call, call_without_log
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use
-from tests.support.figures import tally_bills
+from tests.support.figures import Bill, tally_bills, work_out_bills
 
 WIDE = Screen(400)
 
@@ -41,8 +37,8 @@ FOUND = SavingsReport(
 class HeldOut(FakeLog):
     """One session that was only observed."""
 
-    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
-        return () if after else (BILL,)
+    async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
+        return work_out_bills((BILL,), session, after, limit)
 
     async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
         return tally_bills((BILL,))
@@ -100,11 +96,11 @@ def test_what_calls_missed_of_the_cache_is_told_by_cause_and_by_call() -> None:
     calls = [
         make_use(1),
         make_use(2, cause="message", read=10, place=7),
-        make_use(3, cause="epoch", read=0, why="hard"),
+        make_use(3, cause="epoch", read=0, epoch_why="hard"),
     ]
-    totals: Any = {"epoch": MissTotal(1, 80, Cost(72.0, None)), "message": MissTotal(1, 70, Cost(63.0, None))}
+    totals: Any = {"epoch": MissTotal(1, 80, 72.0, None), "message": MissTotal(1, 70, 63.0, None)}
     loss = Saving(-40.0, None, None, True, "2 calls came after its last epoch")
-    told = format_cache(CacheReport("abc1", calls, totals), loss, WIDE)
+    told = format_cache(CacheReport("abc1", calls, totals, loss), WIDE)
     assert told.splitlines() == [
         "30.0% of the input was read from the cache; 2 calls missed 150 tokens that were expected there, which cost 135"
         " tokens of uncached input. Managing lost 40 tokens of uncached input (no price is known): 2 calls came after"
@@ -123,15 +119,15 @@ def test_what_calls_missed_of_the_cache_is_told_by_cause_and_by_call() -> None:
 
 
 def test_a_miss_is_told_in_money_where_all_prices_are_known() -> None:
-    call_ = replace(make_use(1, cause="provider", read=0), cost=Cost(72.0, 0.25))
-    told = format_cache(CacheReport("abc1", [call_], {"provider": MissTotal(1, 80, call_.cost)}), screen=WIDE)
+    call_ = make_use(1, cause="provider", read=0, money=0.25)
+    told = format_cache(CacheReport("abc1", [call_], {"provider": MissTotal(1, 80, 72.0, 0.25)}, None), screen=WIDE)
     assert "which cost $0.25.\n" in told
     assert "80  $0.25  the provider: nothing that was sent explains it" in told
 
 
 def test_what_a_provider_does_not_say_is_not_made_up() -> None:
-    silent = replace(make_use(1), use=CacheUse("unreported", None))
-    told = format_cache(CacheReport("abc1", [silent], {}), screen=WIDE)
+    silent = make_use(1, None, use="unreported")
+    told = format_cache(CacheReport("abc1", [silent], {}, None), screen=WIDE)
     assert told.startswith("The provider does not say what it read from its cache; nothing was missed.")
 
 
@@ -229,7 +225,7 @@ def test_a_status_line_is_of_the_session_that_the_client_names(
 def test_a_status_line_tells_the_newest_call_of_the_conversation() -> None:
     short = replace(EXCHANGE, rounds=(replace(ROUND, plan=PLAN, usage=Usage(input=30_500, output=3)),))
     later = (replace(EXCHANGE, is_side=True), replace(EXCHANGE, kind="auxiliary"), replace(EXCHANGE, rounds=()))
-    saved = SavingEstimate(saved=Cost(1234.0, None), is_known=True)
+    saved = Saving(1234.0, None, None, is_loss=False, reason="")
     assert format_status((EXCHANGE, short, *later), saved) == "30,500 tokens, 60,000 held back, saved 1,234 tokens"
     assert format_status((short, EXCHANGE), None) == "10 tokens"
     assert format_status((), None) == "no call yet"
@@ -244,5 +240,5 @@ def test_a_status_line_without_a_log_says_so_and_does_not_fail(
 
 
 def test_a_saving_in_few_words_is_in_money_where_prices_are_known() -> None:
-    assert format_net(SavingEstimate(saved=Cost(5.0, 0.25), is_known=True)) == "saved $0.25"
-    assert format_net(SavingEstimate(saved=Cost(-5.0, -0.25), is_known=True)) == "lost $0.25"
+    assert format_net(5.0, 0.25) == "saved $0.25"
+    assert format_net(-5.0, -0.25) == "lost $0.25"

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
 from proxy.cli.views.epochs import format_epochs
+from proxy.context.pricing import Cost
 from proxy.model.epoch import Epoch, Original
-from proxy.read.timeline import EpochAmount, EpochSummary, PaidBack
+from proxy.read.timeline import EpochSummary, PaidBack
 from tests.cli.commands import call
 from tests.support.fake_log import EXCHANGE, FakeLog
 
@@ -31,7 +32,7 @@ class Rewritten(FakeLog):
 
 SUMMARY = EpochSummary(
     *(1, "e1", 1_700_000_000_000, "gpt-5 (turns)", "turns", "hard", "The context reached the high mark.", 24, "x1", ""),
-    *(3, 1900, 300, EpochAmount(90.0, 0.03), PaidBack(-5.0, -0.01, 2), "active", []),
+    *(3, 1900, 300, Cost(90.0, 0.03), PaidBack(-5.0, -0.01, 2), "active", []),
 )
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from proxy.cli.terminal import UNKNOWN, Screen
 from proxy.cli.views.sessions import format_sessions, sum_saving, tell_saving
+from proxy.context.pricing import Cost
+from proxy.read.savings import Saving
 from proxy.read.session_summary import (
-    Amount,
     AuxiliaryTotal,
-    Saving,
     SessionSummary,
     WindowTokens,
 )
@@ -49,7 +49,7 @@ SUMMARY = SessionSummary(
     output_tokens=2160,
     window_tokens=WindowTokens(27_000, 10_000),
     cache_read_share=0.8,
-    spent=Amount(100.0, 3.0),
+    spent=Cost(100.0, 3.0),
     saved=Saving(50.0, 1.0, 0.25, False, ""),
     auxiliary=AuxiliaryTotal(0, 0, 0, 0.0, None),
 )
@@ -86,8 +86,8 @@ def test_a_listing_fits_the_terminal(width: int) -> None:
 
 def test_what_is_unknown_or_has_no_price_is_said_so() -> None:
     found = [
-        change(title="", client="", saved=None, client_tokens=None, sent_tokens=None, spent=Amount(0.0, None)),
-        change(client_tokens=1000, sent_tokens=1000, spent=Amount(90.0, None), saved=Saving(5.0, None, 0.1, False, "")),
+        change(title="", client="", saved=None, client_tokens=None, sent_tokens=None, spent=Cost(0.0, None)),
+        change(client_tokens=1000, sent_tokens=1000, spent=Cost(90.0, None), saved=Saving(5.0, None, 0.1, False, "")),
     ]
     found[1] = msgspec.structs.replace(found[1], id="other")
     first, second = format_sessions(found, NOW, Screen(140)).split("\n\n")[1].splitlines()[1:]
@@ -119,7 +119,7 @@ def test_losses_are_told_like_gains() -> None:
     assert tell_saving(lost) == (
         "Managing lost $0.04, 1.0% of what sending everything would have cost: no call came after its last epoch."
     )
-    total = sum_saving([(lost, Amount(100.0, 3.0)), (Saving(50.0, 1.0, 0.25, False, ""), Amount(10.0, 1.0))])
+    total = sum_saving([(lost, Cost(100.0, 3.0)), (Saving(50.0, 1.0, 0.25, False, ""), Cost(10.0, 1.0))])
     assert (total.tokens, total.is_loss) == (30.0, False)
     assert total.money == pytest.approx(0.96)
     assert total.share == pytest.approx(0.96 / 4.96)
@@ -129,8 +129,8 @@ def test_losses_are_told_like_gains() -> None:
 def test_without_a_price_for_all_of_them_the_sum_is_in_tokens() -> None:
     total = sum_saving(
         [
-            (Saving(50.0, 1.0, 0.25, False, ""), Amount(50.0, 1.0)),
-            (Saving(50.0, None, 0.5, False, ""), Amount(50.0, None)),
+            (Saving(50.0, 1.0, 0.25, False, ""), Cost(50.0, 1.0)),
+            (Saving(50.0, None, 0.5, False, ""), Cost(50.0, None)),
         ]
     )
     assert tell_saving(total) == (

@@ -12,11 +12,9 @@ from proxy.cli.terminal import MINUS, UNKNOWN, Screen
 from proxy.cli.views.reports import format_difference
 from proxy.cli.views.show import format_exchange, format_session
 from proxy.context.budget import BudgetPolicy
-from proxy.context.cache_misses import CacheUse
-from proxy.context.pricing import Cost
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
-from proxy.read.cache import CacheReport, MissTotal
+from proxy.read.cache import CacheCost, CacheReport, MissTotal
 from proxy.read.diff import Difference
 from proxy.read.session_summary import AuxiliaryTotal
 from proxy.read.sessions import Overview, load_overview
@@ -129,8 +127,8 @@ async def test_no_line_is_longer_than_the_terminal(width: int) -> None:
 
 
 def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
-    use = replace(make_use(2, cause="epoch", why="soft", read=10), saved=Cost(-40.0, -0.0009))
-    report = CacheReport("abc1", [use, replace(make_use(3), saved=Cost(90.0, 1.5))], {})
+    use = make_use(2, cause="epoch", epoch_why="soft", read=10, saved=CacheCost(-40.0, -0.0009))
+    report = CacheReport("abc1", [use, make_use(3, saved=CacheCost(90.0, 1.5))], {}, None)
     rows = (exchange(1), exchange(2, rounds=(replace(ROUND, plan=PLAN),)), exchange(3))
     told = format_session(Overview(SESSION, (), ()), rows, found=report, epochs=[EPOCH], screen=Screen(90))
     assert told.startswith("3 calls, 1 of them shortened: the client sent 1,900 tokens, the model got 300.\n")
@@ -141,14 +139,14 @@ def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
 
 
 def test_without_a_price_a_saving_is_in_tokens() -> None:
-    report = CacheReport("abc1", [replace(make_use(1), saved=Cost(1234.0, None))], {})
+    report = CacheReport("abc1", [make_use(1, saved=CacheCost(1234.0, None))], {}, None)
     assert "1,234 tok" in format_session(Overview(SESSION, (), ()), [exchange(1)], found=report)
 
 
 def test_what_else_happened_is_told_of_a_call() -> None:
     plan = msgspec.structs.replace(PLAN, rung="minimal")
     rounds = (ROUND, replace(ROUND, k=1, plan=plan))
-    report = CacheReport("abc1", [make_use(1, cause="system", read=10)], {})
+    report = CacheReport("abc1", [make_use(1, cause="system", read=10)], {}, None)
     wide = Screen(300)
     row = format_session(
         Overview(SESSION, (), ()), [exchange(1, rounds=rounds, relation="volatile")], found=report, screen=wide
@@ -227,13 +225,13 @@ def test_rounds_are_counted_from_one_and_only_named_where_there_are_several() ->
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        (Cost(90.0, 0.25), "That saved $0.25."),
-        (Cost(90.0, None), "That saved 90 tokens of uncached input."),
-        (Cost(-90.0, -0.25), "That cost $0.25 more."),
+        (CacheCost(90.0, 0.25), "That saved $0.25."),
+        (CacheCost(90.0, None), "That saved 90 tokens of uncached input."),
+        (CacheCost(-90.0, -0.25), "That cost $0.25 more."),
     ],
 )
-def test_what_a_call_saved_or_cost_is_told(saved: Cost, words: str) -> None:
-    report = CacheReport("abc1", [replace(make_use(1), saved=saved)], {})
+def test_what_a_call_saved_or_cost_is_told(saved: CacheCost, words: str) -> None:
+    report = CacheReport("abc1", [make_use(1, saved=saved)], {}, None)
     assert format_exchange(exchange(1), found=report).splitlines()[0].endswith(words)
 
 
@@ -251,17 +249,17 @@ def test_a_session_is_told_with_its_title_client_and_saving() -> None:
 
 
 def test_what_was_missed_of_the_cache_is_told_in_a_line() -> None:
-    report = CacheReport("abc1", [make_use(n=1), make_use(n=2, cause="epoch", why="soft", read=10)], {})
-    totals: Any = {"epoch": MissTotal(1, 70, Cost(63.0, None))}
-    told = format_session(Overview(SESSION, (), ()), (), found=replace(report, totals=totals))
+    report = CacheReport("abc1", [make_use(n=1), make_use(n=2, cause="epoch", epoch_why="soft", read=10)], {}, None)
+    totals: Any = {"epoch": MissTotal(1, 70, 63.0, None)}
+    told = format_session(Overview(SESSION, (), ()), (), found=msgspec.structs.replace(report, totals=totals))
     assert "\ncache     45.0% of the input read; missed epoch 70\n" in told
-    clean = format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [make_use(n=1)], {}))
+    clean = format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [make_use(n=1)], {}, None))
     assert "\ncache     80.0% of the input read; missed nothing\n" in clean
-    unknown = replace(make_use(n=1), input=None)
-    assert "cache  " not in format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [unknown], {}))
+    bare = CacheReport("abc1", [make_use(n=1, input=None)], {}, None)
+    assert "cache  " not in format_session(Overview(SESSION, (), ()), (), found=bare)
     lines = [
-        format_exchange(EXCHANGE, found=CacheReport("abc1", [call], {})).splitlines()[-1]
-        for call in (*report.calls, replace(make_use(n=3), use=CacheUse("first", 0)))
+        format_exchange(EXCHANGE, found=CacheReport("abc1", [call], {}, None)).splitlines()[-1]
+        for call in (*report.calls, make_use(n=3, read=0, use="first", expected=0))
     ]
     assert lines == [
         "cache     read 80 of 80 tokens expected",

@@ -16,8 +16,8 @@ from proxy.model.card import Card, Prices, Rates
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead
 from proxy.model.exchange import Outcome
-from proxy.read.cache import CacheReport, explain_miss, load_cache
-from proxy.read.savings import SavingEstimate, SavingsInputs, load_estimate
+from proxy.read.cache import CacheReport, load_cache
+from proxy.read.savings import Saving, SavingsInputs
 from tests.support.engine import FixedClock
 from tests.support.managed import ManagedEngine, answer
 from tests.support.managing import Message, make_history
@@ -101,13 +101,14 @@ class World:
         events = [event for event in self.engine.events if isinstance(event, AnswerRead)]
         return {event.exchange: event.cause for event in events if event.cause}
 
-    async def load(self) -> tuple[CacheReport, SavingEstimate | None]:
+    async def load(self) -> tuple[CacheReport, Saving | None]:
         """What the log says."""
         archive = await self.store()
         inputs = SavingsInputs(PriceList(lambda upstream, model: CARD, {"scripted": PROVIDER}), BudgetPolicy())
         (row,) = await archive.list_sessions()
         log: Any = archive
-        return await load_cache(log, row.id, inputs), await load_estimate(log, row.id, inputs)
+        report = await load_cache(log, row.id, inputs)
+        return report, report.saved
 
     async def store(self) -> MemoryArchive:
         """A log with the records of the engine's."""
@@ -123,13 +124,13 @@ def until(step: int) -> list[Message]:
 
 def list_causes(report: CacheReport) -> dict[str, str]:
     """The cause of each call that missed something, as the log says."""
-    return {call.exchange: call.use.cause for call in report.calls if call.use.cause}
+    return {call.exchange: call.cause for call in report.calls if call.cause}
 
 
 async def judge(world: World) -> list[str]:
     """The causes, call by call, if what was told meanwhile and what the log says are the same."""
     report, _ = await world.load()
-    causes: list[str] = [call.use.cause for call in report.calls]
+    causes: list[str] = [call.cause for call in report.calls]
     assert world.told == list_causes(report)
     assert len(causes) == len(world.engine.log.of(Outcome))
     return causes
@@ -144,7 +145,7 @@ async def test_nothing_is_missed_in_a_clean_session() -> None:
     await world.grow(range(20, 30), tools=TOOLS)
     assert await judge(world) == [""] * 22
     report, estimate = await world.load()
-    assert [call.use.use for call in report.calls[:2]] == ["first", "read"]
+    assert [call.use for call in report.calls[:2]] == ["first", "read"]
     assert report.totals == {}
     assert estimate is None  # nothing was counted below the soft mark
 
@@ -184,11 +185,11 @@ async def test_what_the_client_changed_is_named(
     report, _ = await world.load()
     (total,) = report.totals.values()
     missed = report.calls[4]
-    assert (total.calls, total.missed) == (1, missed.use.missed)
-    assert missed.use.missed == missed.use.expected - (missed.use.read or 0) > 2000
-    assert missed.cost.tokens == pytest.approx(0.9 * missed.use.missed)
-    assert missed.cost.money == pytest.approx(0.9 * missed.use.missed * 2e-6)
-    assert explain_miss(missed) == text
+    assert (total.calls, total.missed) == (1, missed.missed)
+    assert missed.missed == missed.expected - (missed.read or 0) > 2000
+    assert missed.cost == pytest.approx(0.9 * missed.missed)
+    assert missed.money == pytest.approx(0.9 * missed.missed * 2e-6)
+    assert missed.explanation == text
 
 
 async def test_a_session_that_pauses_for_too_long_misses_by_that() -> None:
@@ -220,11 +221,11 @@ async def test_our_epochs_are_named_and_nothing_else() -> None:
     report, estimate = await world.load()
     assert world.told == list_causes(report)
     assert world.told == dict.fromkeys(opened, "epoch")
-    assert {call.use.why for call in report.calls if call.use.cause} <= {"soft", "hard"}
+    assert {call.epoch_why for call in report.calls if call.cause} <= {"soft", "hard"}
     assert estimate is not None
     assert not estimate.is_loss
     live = [event.saved for event in world.engine.events if isinstance(event, AnswerRead) and event.saved is not None]
-    assert sum(live) == pytest.approx(estimate.saved.tokens)
+    assert sum(live) == pytest.approx(estimate.tokens)
 
 
 async def test_a_session_that_ends_with_its_epoch_is_a_loss_and_says_so() -> None:
@@ -236,8 +237,8 @@ async def test_a_session_that_ends_with_its_epoch_is_a_loss_and_says_so() -> Non
     _, estimate = await world.load()
     assert estimate is not None
     assert estimate.is_loss
-    assert estimate.net.money is not None
-    assert estimate.net.money < 0
+    assert estimate.money is not None
+    assert estimate.money < 0
     assert estimate.reason == "no call came after its last epoch, too few to pay for writing the cache anew"
     await world.grow(range(step, step + 5))
     _, later = await world.load()
@@ -275,11 +276,11 @@ async def test_a_saving_is_what_sending_everything_would_have_cost_less_what_was
     report, estimate = await world.load()
     whole, _ = await alone.load()
     billed, baseline = (
-        sum((call.input or 0) - 0.9 * (call.use.read or 0) for call in each.calls) for each in (report, whole)
+        sum((call.input or 0) - 0.9 * (call.read or 0) for call in each.calls) for each in (report, whole)
     )
     assert estimate is not None
-    assert -0.01 * baseline < estimate.net.tokens - (baseline - billed) < 0.01 * baseline
-    assert sum(call.saved.tokens for call in report.calls if call.saved) == pytest.approx(estimate.net.tokens)
+    assert -0.01 * baseline < estimate.tokens - (baseline - billed) < 0.01 * baseline
+    assert sum(call.saved.cost for call in report.calls if call.saved) == pytest.approx(estimate.tokens)
 
 
 @pytest.mark.no_cover
@@ -294,4 +295,4 @@ async def test_a_session_that_was_never_shortened_saved_nothing_whatever_its_cac
     assert counted
     assert {plan.saving for plan in counted} <= {0.0, None}
     report, _ = await world.load()
-    assert {call.saved.tokens for call in report.calls[:-1] if call.saved} <= {0.0}
+    assert {call.saved.cost for call in report.calls[:-1] if call.saved} <= {0.0}

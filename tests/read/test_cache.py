@@ -14,7 +14,7 @@ from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.lineage import NodeRow
 from proxy.model.manifest import make_manifest
-from proxy.read.cache import CacheReport, describe_cache, explain_miss, load_cache
+from proxy.read.cache import CacheReport, load_cache
 from proxy.read.savings import SavingsInputs
 from tests.store.samples import (
     OPENED_MS,
@@ -84,7 +84,7 @@ class Session:
 
 
 def list_causes(report: CacheReport) -> list[str]:
-    return [call.use.cause for call in report.calls]
+    return [call.cause for call in report.calls]
 
 
 async def test_markers_say_how_long_a_cache_is_kept() -> None:
@@ -96,8 +96,8 @@ async def test_markers_say_how_long_a_cache_is_kept() -> None:
         await session.add("e3", 700, 5, Usage(6000, 5, 0, 6000))
         report = await session.load()
         assert list_causes(report) == causes
-        assert report.calls[2].use.expected == 5000
-    assert explain_miss(report.calls[2]) == "the provider: nothing that was sent explains it"
+        assert report.calls[2].expected == 5000
+    assert report.calls[2].explanation == "the provider: nothing that was sent explains it"
 
 
 async def test_the_lifetime_that_a_request_asks_for_counts() -> None:
@@ -108,7 +108,7 @@ async def test_the_lifetime_that_a_request_asks_for_counts() -> None:
         await session.add("e1", 0, 1, Usage(4000, 5, 0, 3000), body=body)
         await session.add("e2", 2400, 3, Usage(5000, 5, 0, 5000), body=body)
         report = await session.load()
-        assert (list_causes(report), report.calls[1].use.expected) == (causes, 3000)
+        assert (list_causes(report), report.calls[1].expected) == (causes, 3000)
 
 
 async def test_a_diagnosis_in_the_response_is_believed_and_said() -> None:
@@ -119,11 +119,11 @@ async def test_a_diagnosis_in_the_response_is_believed_and_said() -> None:
     await session.add("e3", 200, 5, Usage(6000, 5, 0), answer=[])
     report = await session.load()
     assert list_causes(report) == ["", "tools", "provider"]
-    assert explain_miss(report.calls[1]) == "the client changed its tools (as the provider says)"
+    assert report.calls[1].explanation == "the client changed its tools (as the provider says)"
     named = {"diagnostics": {"cache_miss_reason": {"type": "messages_changed"}}}
     await session.add("e4", 300, 7, Usage(7000, 5, 0), answer=named)
     (call,) = (await session.load(4)).calls
-    assert explain_miss(call) == "the client changed a message (as the provider says)"
+    assert call.explanation == "the client changed a message (as the provider says)"
 
 
 async def test_parameters_are_named_while_both_requests_are_there() -> None:
@@ -131,10 +131,10 @@ async def test_parameters_are_named_while_both_requests_are_there() -> None:
     await session.add("e1", 0, 1, Usage(4000, 5, 0))
     await session.add("e2", 9, 3, Usage(5000, 5, 0), LAYERS[:16] + b"CHANGED!", body=MARKED | {"tool_choice": "none"})
     (call,) = (await session.load(2)).calls
-    assert (call.parameters, explain_miss(call)) == (("tool_choice",), "the client changed tool_choice")
+    assert (call.parameters, call.explanation) == (["tool_choice"], "the client changed tool_choice")
     session.archive.erased.add("e1")
     (call,) = (await session.load(2)).calls
-    assert explain_miss(call) == "the client changed parameters"
+    assert call.explanation == "the client changed parameters"
 
 
 async def test_calls_of_an_earlier_version_are_not_blamed_on_the_provider() -> None:
@@ -143,7 +143,7 @@ async def test_calls_of_an_earlier_version_are_not_blamed_on_the_provider() -> N
     await session.add("e2", 9, 3, Usage(5000, 5, 0), b"")
     report = await session.load()
     assert list_causes(report) == ["", "unrecorded"]
-    assert explain_miss(report.calls[1]) == "unknown: an earlier version recorded too little"
+    assert report.calls[1].explanation == "unknown: an earlier version recorded too little"
 
 
 async def test_what_has_no_usage_or_is_our_own_is_left_out() -> None:
@@ -154,10 +154,10 @@ async def test_what_has_no_usage_or_is_our_own_is_left_out() -> None:
     await session.archive.append(auxiliary, make_round("a1"), make_outcome("a1"))
     await session.archive.append(make_reading("a1", usage=Usage(9, 9, 0)))
     report = await session.load()
-    assert [(call.n, call.use.use) for call in report.calls] == [(2, "unreported")]
-    assert explain_miss(report.calls[0]) == "the provider does not say what it read"
-    (document,) = describe_cache(report)["calls"]
-    assert (document["read"], document["cause"], document["saved"]) == (None, "", None)
+    assert [(call.n, call.use) for call in report.calls] == [(2, "unreported")]
+    assert report.calls[0].explanation == "the provider does not say what it read"
+    (call,) = report.calls
+    assert (call.read, call.cause, call.saved) == (None, "", None)
 
 
 async def test_many_branches_are_followed() -> None:

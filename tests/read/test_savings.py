@@ -7,22 +7,13 @@ from typing import Any
 import pytest
 
 from proxy.context.budget import BudgetPolicy
-from proxy.context.pricing import Cost
 from proxy.engine.models import PriceList
 from proxy.model.card import Card, Prices, Rates
+from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
-from proxy.model.figures import Tally
-from proxy.model.log import Bill
-from proxy.read.savings import (
-    Arm,
-    Savings,
-    SavingsInputs,
-    TotalEstimate,
-    load_estimate,
-)
-from proxy.read.savings_report import describe_total, load_report, load_savings
-from proxy.read.session_summary import load_saving
-from tests.support.figures import tally_bills
+from proxy.model.figures import RoundFigures, Tally
+from proxy.read.savings import Arm, SavingsInputs, SavingsReport, SavingsTotal, load_saving, load_savings, read_calls
+from tests.support.figures import Bill, tally_bills, work_out_bills
 from tests.support.unmanaged import UnmanagedLog
 
 # A fresh token costs 1, one from the cache 0.1, one of the answer 5; below 60,000 the soft mark is at 0.6.
@@ -31,10 +22,11 @@ PRICED = Card(prices=Prices(Rates(2e-6, 1e-5, 2e-7, 2e-6)), prices_source="setti
 
 
 class Book(UnmanagedLog):
-    """Bills, in pages of three calls."""
+    """Bills, but for those of sessions that are erased."""
 
     def __init__(self) -> None:
         self.bills: list[Bill] = []
+        self.erased: set[str] = set()
 
     def add(self, session: str, input: int | None, cached: int | None = 0, **changes: Any) -> None:
         """A call of one round; more of them are added by `again`."""
@@ -47,9 +39,10 @@ class Book(UnmanagedLog):
         usage = Usage(input=input, output=0, cached=0)
         self.bills.append(replace(self.bills[-1], usage=usage, **changes))
 
-    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
-        found = sorted({bill.seq for bill in self.bills if bill.seq > after and session in ("", bill.session)})[:3]
-        return [bill for bill in self.bills if bill.seq in found]
+    async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
+        if session in self.erased:
+            raise NotFound(f"there is no session {session}")
+        return work_out_bills(self.bills, session, after, limit)
 
     async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
         return tally_bills(self.bills, sessions)
@@ -69,7 +62,7 @@ def manage(book: Book, session: str, input: int = 2000, client: int | None = 800
     book.add(session, input, **{"rung": "plan", "tokens_client": client, "usable": USABLE} | changes)
 
 
-async def judge(book: Book, card: Card | None = None, policy: BudgetPolicy | None = None) -> Savings:
+async def judge(book: Book, card: Card | None = None, policy: BudgetPolicy | None = None) -> SavingsReport:
     known = card or Card()
     log: Any = book
     return await load_savings(log, SavingsInputs(PriceList(lambda upstream, model: known), policy or BudgetPolicy()))
@@ -86,12 +79,11 @@ def fill(count: int = 20) -> Book:
 
 async def test_managing_saves_what_a_managed_session_costs_less() -> None:
     found = await judge(fill())
-    assert found.comparison is not None
-    assert found.comparison.saving == pytest.approx(0.75)
+    assert found.saving == pytest.approx(0.75)
     assert (found.unit, found.reason, found.short, found.mixed, found.since_ms) == ("tokens", "", 0, 0, 1001)
     assert (found.managed, found.held_out) == (Arm(20, 0.25, 0), Arm(20, 1.0, 0))
     log: Any = fill()
-    report = await load_report(log, SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()))
+    report = await load_savings(log, SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()))
     assert (report.saving, report.low, report.high, report.unit) == (
         pytest.approx(0.75),
         *[pytest.approx(0.75)] * 2,
@@ -102,9 +94,28 @@ async def test_managing_saves_what_a_managed_session_costs_less() -> None:
     assert [(each.date, each.spent_tokens) for each in report.days] == [("1970-01-01", 200_000.0)]
 
 
+async def test_a_long_session_is_read_a_page_at_a_time() -> None:
+    book = Book()
+    for _ in range(600):
+        book.add("s", 10)
+    book.again(20)
+    log: Any = book
+    calls = [rounds async for rounds in read_calls(log, "s")]
+    assert [rounds[0].n for rounds in calls] == [*range(1, 601)]
+    assert [row.input for row in calls[-1]] == [10, 20]
+
+
+async def test_a_session_that_is_erased_meanwhile_is_not_compared() -> None:
+    book = fill(21)
+    book.erased = {"m3", "h4"}
+    found = await judge(book)
+    assert found.saving == pytest.approx(0.75)
+    assert (found.managed.sessions, found.held_out.sessions) == (20, 20)
+
+
 async def test_of_too_few_sessions_nothing_is_told() -> None:
     found = await judge(fill(19))
-    assert (found.comparison, found.managed.sessions, found.held_out.sessions) == (None, 19, 19)
+    assert (found.saving, found.managed.sessions, found.held_out.sessions) == (None, 19, 19)
     assert "too few sessions to tell: it takes 20" in found.reason
 
 
@@ -204,8 +215,7 @@ async def test_where_no_answer_tells_of_a_cache_that_is_said() -> None:
 async def test_costs_are_in_money_where_all_prices_are_known() -> None:
     found = await judge(fill(), PRICED)
     assert found.unit == "money"
-    assert found.comparison is not None
-    assert found.comparison.saving == pytest.approx(0.75)
+    assert found.saving == pytest.approx(0.75)
     assert found.held_out.cost == pytest.approx(2e-6)
 
 
@@ -215,7 +225,7 @@ async def test_what_costs_nothing_is_not_compared() -> None:
         hold(book, f"h{number}")
         manage(book, f"m{number}", 0)
     found = await judge(book)
-    assert (found.comparison, found.reason) == (None, "what these sessions cost is not known")
+    assert (found.saving, found.reason) == (None, "what these sessions cost is not known")
 
 
 async def test_a_model_is_looked_up_once() -> None:
@@ -242,11 +252,9 @@ async def test_what_managing_saved_is_estimated_without_anybody_observed() -> No
     book.add("unknown", 500)
     plan_call(book, "loss", -50.0, rung="plan")
     found = await judge(book)
-    assert found.estimate == TotalEstimate(2, Cost(250.0, None), 250 / 550, 1, Cost(-50.0, None))
-    shown = describe_total(found.estimate)
-    assert (shown.sessions, shown.tokens, shown.money, shown.losing, shown.lost_tokens) == (2, 250.0, None, 1, -50.0)
+    assert found.estimate == SavingsTotal(2, 250.0, None, 250 / 550, 1, -50.0, None)
     log: Any = book
-    report = await load_report(log, SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy()))
+    report = await load_savings(log, SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy()))
     assert report.estimate is not None
     assert report.estimate.money == pytest.approx(250 * 2e-6)
     assert [(each.session, each.tokens) for each in report.losses] == [("loss", -50.0)]
@@ -254,7 +262,7 @@ async def test_what_managing_saved_is_estimated_without_anybody_observed() -> No
     assert report.models[0].money == report.days[0].money == pytest.approx(250 * 2e-6)
     priced = await judge(book, PRICED)
     assert priced.estimate is not None
-    assert priced.estimate.saved.money == pytest.approx(250 * 2e-6)
+    assert priced.estimate.money == pytest.approx(250 * 2e-6)
     assert priced.estimate.share == pytest.approx(250 / 550)
 
 
@@ -273,22 +281,14 @@ async def test_our_auxiliary_calls_count_against_a_session() -> None:
     book.add("s", None, kind="auxiliary")
     log: Any = book
     inputs = SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy())
-    estimate = await load_estimate(log, "s", inputs)
-    assert estimate is not None
-    assert (estimate.net.tokens, estimate.auxiliary.tokens, estimate.is_loss, estimate.reason) == (
-        60.0,
-        30.0,
-        False,
-        "",
-    )
     saving = await load_saving(log, "s", inputs)
     assert saving is not None
     assert (saving.tokens, saving.is_loss, saving.reason) == (60.0, False, "")
     assert saving.money == pytest.approx(60 * 2e-6)
     book.add("s", 70, kind="auxiliary")
-    estimate = await load_estimate(log, "s", inputs)
-    assert estimate is not None
-    assert (estimate.is_loss, estimate.reason) == (True, "its summaries cost more than was saved")
+    saving = await load_saving(log, "s", inputs)
+    assert saving is not None
+    assert (saving.is_loss, saving.reason) == (True, "its summaries cost more than was saved")
     assert await load_saving(log, "unknown", inputs) is None
 
 
@@ -297,7 +297,7 @@ async def test_the_total_and_its_parts_agree_where_our_calls_belong_to_a_session
     plan_call(book, "s", 90.0)
     book.add("other", 30, kind="auxiliary")
     log: Any = book
-    report = await load_report(log, SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy()))
+    report = await load_savings(log, SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy()))
     assert report.estimate is not None
     assert report.estimate.tokens == sum(part.tokens or 0 for part in report.models) == 60.0
     assert sum(part.tokens or 0 for part in report.days) == 60.0
@@ -318,13 +318,10 @@ async def test_a_loss_has_a_reason(rungs: list[str], reason: str) -> None:
     for rung in rungs:
         plan_call(book, "s", -10.0, rung=rung)
     log: Any = book
-    estimate = await load_estimate(log, "s", SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()))
-    assert estimate is not None
-    assert estimate.is_loss
-    assert estimate.reason.startswith(reason)
     saving = await load_saving(log, "s", SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()))
     assert saving is not None
-    assert (saving.is_loss, saving.reason) == (True, estimate.reason)
+    assert saving.is_loss
+    assert saving.reason.startswith(reason)
 
 
 async def test_sessions_of_which_nothing_is_known_have_no_estimate() -> None:
@@ -333,5 +330,5 @@ async def test_sessions_of_which_nothing_is_known_have_no_estimate() -> None:
     book.add("unknown", 500)
     log: Any = book
     inputs = SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy())
-    assert await load_estimate(log, "unknown", inputs) is None
-    assert await load_estimate(log, "known", inputs) is not None
+    assert await load_saving(log, "unknown", inputs) is None
+    assert await load_saving(log, "known", inputs) is not None

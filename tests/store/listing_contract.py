@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
-from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
-from proxy.model.log import AuxiliaryUsage, Bill, Selection, SessionRow
+from proxy.model.log import AuxiliaryUsage, Selection, SessionRow
 from tests.store.samples import (
     OPENED_MS,
     make_chain,
@@ -204,39 +203,3 @@ class ListingContract:
             AuxiliaryUsage(session, "openai", "mini", 1, Usage())
         ]
         assert list(await archive.sum_auxiliary(OPENED_MS + 21)) == []
-
-    async def test_bills_are_of_calls_that_might_be_managed(self, archive: Archive) -> None:
-        assert list(await archive.list_bills()) == []
-        held = Plan("e1", 0, "gpt-4o", "original", reason="holdout\ud800", usable=9000)
-        retried = Plan("e1", 1, "gpt-4o", "minimal", tokens_client=900, tokens_upstream=300, saving=7.5)
-        retried = replace(retried, client_read=800, sent_read=200)
-        await archive.append(
-            make_opening("e1"), make_round("e1"), make_outcome("e1"), held, make_round("e1", 1), retried
-        )
-        await archive.append(make_outcome("e1", 1), make_reading("e1", 1, usage=Usage(input=100, output=10, cached=60)))
-        for exchange, changes in (
-            ("p1", {"kind": "passthrough"}),
-            ("o1", {"mode": "observe"}),
-            ("a1", {"kind": "auxiliary", "model": "m\udfff"}),
-        ):
-            opening = replace(make_opening(exchange, key=make_key("b"), opened_ms=OPENED_MS + 7), **changes)
-            await archive.append(opening, replace(make_round(exchange), upstream="local"))
-        await archive.append(make_opening("e2"))  # it has no round
-        await archive.append(make_opening("e3"), make_round("e3"))
-        session, other = make_key().id, make_key("b").id
-        here = (session, "managed", OPENED_MS, "openai", "gpt-4o")
-        rows: list[tuple[Any, ...]] = [
-            (1, *here, Usage(), "original", "holdout?", None, 9000),
-            (1, *here, Usage(input=100, output=10, cached=60), "minimal", "", 900, 0, 300, 7.5, 800, 200),
-            (4, other, "auxiliary", OPENED_MS + 7, "local", "m?", Usage()),
-            (6, *here, Usage()),
-        ]
-        bills = [Bill(*row) for row in rows]
-        assert list(await archive.list_bills()) == bills
-        assert list(await archive.list_bills(0, 2)) == bills[:3]
-        assert list(await archive.list_bills(1, 1)) == bills[2:3]
-        assert list(await archive.list_bills(4, 1)) == bills[3:]
-        assert list(await archive.list_bills(6, 5)) == []
-        assert list(await archive.list_bills(0, 9, other)) == bills[2:3]
-        assert list(await archive.list_bills(1, 9, session)) == bills[3:]
-        assert list(await archive.list_bills(0, 9, "s-unknown")) == []

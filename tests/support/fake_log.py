@@ -9,14 +9,13 @@ from msgspec import structs
 
 from proxy.config import Settings
 from proxy.context.cache_misses import CacheUse
-from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
 from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, Call, ExchangeRow, LogFault, RoundRow, Selection, SessionRow, Verification
-from proxy.read.cache import CacheCall
+from proxy.read.cache import CacheCall, tell_miss
 from tests.support.unmanaged import UnmanagedLog
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"hi \\ud83d"},"n":1e400}]}'
@@ -134,12 +133,35 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def make_use(n: int = 1, read: int = 80, cause: Any = "", **changes: Any) -> CacheCall:
+def make_use(n: int = 1, read: int | None = 80, cause: Any = "", place: int = 0, **changes: Any) -> CacheCall:
     """A call of a hundred tokens of which eighty should have been read, at no known price."""
-    missed = 80 - read if cause else 0
-    use = CacheUse("missed" if cause else "read", read, None, 80, missed, cause, idle=7.0)
-    use = structs.replace(use, **changes)
-    return CacheCall(n, f"x{n}", EXCHANGE.opened_ms, "openai", "gpt-5", 100, use, Cost(0.9 * missed, None), None)
+    missed = 80 - (read or 0) if cause else 0
+    use = CacheUse(changes.get("use") or ("missed" if cause else "read"), read, None, 80, missed, cause, place)
+    use = structs.replace(use, why=changes.get("epoch_why", ""), idle=7.0)
+    made = CacheCall(
+        n=n,
+        exchange=f"x{n}",
+        opened_ms=EXCHANGE.opened_ms,
+        upstream="openai",
+        model="gpt-5",
+        input=100,
+        read=read,
+        written=None,
+        expected=80,
+        missed=missed,
+        use=use.use,
+        cause=use.cause,
+        explanation=tell_miss(use, ()),
+        message=place or None,
+        parameters=[],
+        epoch_why=use.why,
+        is_told=False,
+        idle_seconds=7.0,
+        cost=0.9 * missed,
+        money=None,
+        saved=None,
+    )
+    return structs.replace(made, **changes)
 
 
 def tip_of(name: str) -> bytes:

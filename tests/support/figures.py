@@ -12,7 +12,7 @@ from proxy.context.pricing import estimate_own
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
 from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
-from proxy.model.log import Bill, ExchangeRow, RoundRow
+from proxy.model.log import ExchangeRow, RoundRow
 
 _TOOLS = {"tool_calls", "function_call", "tool_use", ""}
 _CALLS = (b'"function_call"', b'"custom_tool_call"', b'"local_shell_call"', b'"shell_call"', b'"computer_call"')
@@ -232,6 +232,31 @@ def _add_up(session: str, name: tuple[Any, ...], found: Sequence[Worked]) -> Tal
     )
 
 
+@dataclass(frozen=True)
+class Bill:
+    """A round as a test states it: its usage, and what follows from its plan."""
+
+    seq: int
+    session: str
+    kind: str
+    opened_ms: int
+    upstream: str
+    model: str
+    usage: Usage
+    rung: Any = ""
+    reason: str = ""
+    tokens_client: int | None = None
+    usable: int = 0
+    tokens_upstream: int | None = None
+    saving: float | None = None
+
+
+def work_out_bills(bills: Iterable[Bill], session: str, after: int = 0, limit: int = 10_000) -> list[RoundFigures]:
+    """The rounds of a session's calls after number `after`."""
+    shown = range(after + 1, after + limit + 1)
+    return [_work_out_bill(bill).figures for bill in bills if bill.session == session and bill.seq in shown]
+
+
 def tally_bills(bills: Iterable[Bill], sessions: Sequence[str] | None = None) -> list[Tally]:
     """The sums over bills, as if each call had one round."""
     found: dict[str, list[Worked]] = {}
@@ -242,7 +267,8 @@ def tally_bills(bills: Iterable[Bill], sessions: Sequence[str] | None = None) ->
 
 
 def _work_out_bill(bill: Bill) -> Worked:
-    own = estimate_own(bill, bill.usage)
+    plan = Plan("", 0, bill.model, bill.rung or "epoch", tokens_client=bill.tokens_client, saving=bill.saving)
+    own = estimate_own(structs.replace(plan, tokens_upstream=bill.tokens_upstream), bill.usage)
     figures = RoundFigures(
         n=bill.seq,
         k=0,
@@ -262,7 +288,7 @@ def _work_out_bill(bill: Bill) -> Worked:
         output=bill.usage.output,
         read=bill.usage.cached,
         written=bill.usage.written,
-        client=bill.tokens_client,
+        client=(bill.usage.input if bill.rung in ("", "original") else None) or bill.tokens_client,
         sent=bill.tokens_upstream,
         usable=bill.usable,
         saving=bill.saving if own is None and bill.rung != "original" else None,

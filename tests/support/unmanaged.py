@@ -6,7 +6,7 @@ from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Su
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import NodeRow
-from proxy.model.log import AuxiliaryUsage, Bill
+from proxy.model.log import AuxiliaryUsage
 from tests.support.figures import DerivedFigures
 
 
@@ -32,9 +32,6 @@ class UnmanagedLog(DerivedFigures):
         raise NotFound(f"there is no epoch {n} of session {session}")
 
     async def list_summaries(self, session: str) -> Sequence[Summary]:
-        return ()
-
-    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         return ()
 
     async def list_nodes(self, session: str) -> Sequence[NodeRow]:

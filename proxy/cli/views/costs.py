@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.formatting import format_count
+from proxy.cli.formatting import format_amount, format_cost, format_count
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
@@ -35,10 +35,8 @@ from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import ProxyError
 from proxy.model.log import ExchangeRow, Selection
-from proxy.read.cache import CacheReport, describe_cache, explain_miss, load_cache
-from proxy.read.savings import Arm, SavingEstimate, load_estimate
-from proxy.read.savings_report import PartSaving, SavingsReport, SavingsTotal, load_report
-from proxy.read.session_summary import Saving, load_saving
+from proxy.read.cache import CacheReport, load_cache
+from proxy.read.savings import Arm, PartSaving, Saving, SavingsReport, SavingsTotal, load_saving, load_savings
 
 _STATUS_CALLS = 50
 _LONGEST_STATUS = 80
@@ -85,36 +83,41 @@ def cache(
     """Tell why calls missed the provider's cache."""
     services: Services = context.obj
 
-    async def query(log: LogReader, settings: Settings, id: str) -> tuple[CacheReport, Saving | None]:
-        inputs = await services.load_savings_inputs(settings)
-        return await load_cache(log, id, inputs), await load_saving(log, id, inputs)
+    async def query(log: LogReader, settings: Settings, id: str) -> CacheReport:
+        return await load_cache(log, id, await services.load_savings_inputs(settings))
 
-    found, saving = read_session(services, data, config, session, query)
+    found = read_session(services, data, config, session, query)
     screen = find_screen()
     if as_json:
-        typer.echo(write_json(describe_cache(found) | {"saved": saving}), nl=False)
+        typer.echo(write_json(found), nl=False)
     else:
-        write(format_cache(found, saving, screen, is_whole=is_whole), screen)
+        write(format_cache(found, screen, is_whole=is_whole), screen)
 
 
-def format_cache(
-    found: CacheReport, saving: Saving | None = None, screen: Screen = PLAIN, *, is_whole: bool = False
-) -> str:
+def format_cache(found: CacheReport, screen: Screen = PLAIN, *, is_whole: bool = False) -> str:
     """Format what calls read of the cache: in a sentence, then by cause, then the calls that missed some, or all."""
     if not found.calls:
         return "No call of this session has a usage that the provider reported."
-    parts = [wrap(_tell_cache(found, saving), screen.width)]
+    parts = [wrap(_tell_cache(found), screen.width)]
     if found.totals:
-        rows = [(cause, each.calls, each.missed, _format_cost(each.cost)) for cause, each in found.totals.items()]
+        rows = [
+            (cause, each.calls, each.missed, format_cost(each.cost, each.money, "tok"))
+            for cause, each in found.totals.items()
+        ]
         parts.append(render_table(_CAUSES, rows, screen))
-    listed = [call for call in found.calls if is_whole or call.use.cause]
+    listed = [call for call in found.calls if is_whole or call.cause]
     lines: list[Sequence[Cell]] = []
     for call in listed:
-        use = call.use
-        counts = (call.input, use.read, use.written, use.expected, use.missed)
-        why = Styled(explain_miss(call), "warn" if use.cause else "dim")
+        counts = (call.input, call.read, call.written, call.expected, call.missed)
+        why = Styled(call.explanation, "warn" if call.cause else "dim")
         lines.append(
-            (call.n, format_local(call.opened_ms)[11:19], *counts, _format_cost(call.cost) if use.missed else "", why)
+            (
+                call.n,
+                format_local(call.opened_ms)[11:19],
+                *counts,
+                format_cost(call.cost, call.money, "tok") if call.missed else "",
+                why,
+            )
         )
     if lines:
         parts.append(render_table(_CALLS, lines, screen))
@@ -124,32 +127,21 @@ def format_cache(
     return "\n\n".join(parts)
 
 
-def _tell_cache(found: CacheReport, saving: Saving | None) -> str:
-    told = [(call.use.read, call.input) for call in found.calls if call.use.read is not None and call.input is not None]
+def _tell_cache(found: CacheReport) -> str:
+    told = [(call.read, call.input) for call in found.calls if call.read is not None and call.input is not None]
     whole = sum(size for _, size in told)
     if whole:
         said = f"{format_share(sum(read for read, _ in told) / whole)} of the input was read from the cache"
     else:
         said = "The provider does not say what it read from its cache"
     if missed := sum(each.missed for each in found.totals.values()):
-        cost = sum((each.cost for each in found.totals.values()), start=Cost())
+        cost = sum((Cost(each.cost, each.money) for each in found.totals.values()), start=Cost())
         calls = format_count(sum(each.calls for each in found.totals.values()), "call")
-        said += (
-            f"; {calls} missed {format_tokens(missed)} tokens that were expected there, which cost {_tell_cost(cost)}"
-        )
+        price = format_cost(cost.tokens, cost.money)
+        said += f"; {calls} missed {format_tokens(missed)} tokens that were expected there, which cost {price}"
     else:
         said += "; nothing was missed"
-    return f"{said}." if saving is None else f"{said}. {tell_saving(saving)}"
-
-
-def _format_cost(cost: Cost) -> str:
-    return format_money(cost.money) if cost.money is not None else f"{format_tokens(cost.tokens)} tok"
-
-
-def _tell_cost(cost: Cost) -> str:
-    return (
-        format_money(cost.money) if cost.money is not None else f"{format_tokens(cost.tokens)} tokens of uncached input"
-    )
+    return f"{said}." if found.saved is None else f"{said}. {tell_saving(found.saved)}"
 
 
 def savings(
@@ -159,7 +151,7 @@ def savings(
     services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings) -> SavingsReport:
-        return await load_report(log, await services.load_savings_inputs(settings))
+        return await load_savings(log, await services.load_savings_inputs(settings))
 
     found = services.read_with_settings(data, config, query)
     screen = find_screen()
@@ -206,18 +198,14 @@ def _format_parts(heading: str, named: Sequence[tuple[str, PartSaving]], screen:
 
 def _tell_total(found: SavingsTotal) -> str:
     lost = (found.tokens if found.money is None else found.money) < 0
-    said = f"Managing {'lost' if lost else 'saved'} {_tell_cost(_make_positive(Cost(found.tokens, found.money)))}"
+    said = f"Managing {'lost' if lost else 'saved'} {format_amount(found.tokens, found.money)}"
     if found.share is not None:
         said += f", {format_share(abs(found.share))} of what sending everything would have cost"
     said += f": an estimate over {format_count(found.sessions, 'session')}, by the usage that came back."
     if found.losing:
-        lost_by = _tell_cost(_make_positive(Cost(found.lost_tokens, found.lost_money)))
+        lost_by = format_amount(found.lost_tokens, found.lost_money)
         said += f" {format_count(found.losing, 'session')} of them lost {lost_by}."
     return said
-
-
-def _make_positive(cost: Cost) -> Cost:
-    return Cost(abs(cost.tokens), None if cost.money is None else abs(cost.money))
 
 
 def _tell_comparison(found: SavingsReport) -> str:
@@ -263,7 +251,7 @@ def statusline(context: typer.Context, data: DataOption = None, config: ConfigOp
             return "no call yet"
         row = rows[0]
         calls = await log.list_calls(row.id, max(0, row.recorded - _STATUS_CALLS), _STATUS_CALLS)
-        return format_status(calls, await load_estimate(log, row.id, await services.load_savings_inputs(settings)))
+        return format_status(calls, await load_saving(log, row.id, await services.load_savings_inputs(settings)))
 
     # A client shows what is written, and nothing of a command that fails.
     try:
@@ -281,7 +269,7 @@ def _read_session_name(text: str) -> str:
     return str(found.get("session_id") or "") if isinstance(found, dict) else ""
 
 
-def format_status(calls: Sequence[ExchangeRow], estimate: SavingEstimate | None) -> str:
+def format_status(calls: Sequence[ExchangeRow], saving: Saving | None) -> str:
     """Format the newest call that is part of the conversation: tokens sent, tokens held back, and what was saved."""
     parts = []
     for call in reversed(calls):
@@ -296,14 +284,11 @@ def format_status(calls: Sequence[ExchangeRow], estimate: SavingEstimate | None)
         if held > 0:
             parts.append(f"{held:,} held back")
         break
-    if estimate is not None and estimate.net.tokens:
-        parts.append(format_net(estimate))
+    if saving is not None and saving.tokens:
+        parts.append(format_net(saving.tokens, saving.money))
     return ", ".join(parts) or "no call yet"
 
 
-def format_net(estimate: SavingEstimate) -> str:
+def format_net(tokens: float, money: float | None) -> str:
     """Format what was saved or lost in a few words."""
-    net, verb = _make_positive(estimate.net), "lost" if estimate.is_loss else "saved"
-    return (
-        f"{verb} {format_money(net.money)}" if net.money is not None else f"{verb} {format_tokens(net.tokens)} tokens"
-    )
+    return f"{'lost' if tokens < 0 else 'saved'} {format_amount(tokens, money, 'tokens')}"

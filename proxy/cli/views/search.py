@@ -27,7 +27,6 @@ from proxy.read.search import (
     ROLES,
     SearchRequest,
     describe_answer,
-    describe_health,
     search_log,
 )
 
@@ -106,7 +105,7 @@ def index(
         health = _ask_server(services, settings)
     else:
         health = services.search(data, config, lambda log, found: found.look())
-    typer.echo(write_json(describe_health(health)) if as_json else make_plain(_format_index(health)), nl=False)
+    typer.echo(write_json(health) if as_json else make_plain(_format_index(health)), nl=False)
 
 
 def _ask_server(services: Services, settings: Settings) -> IndexHealth:

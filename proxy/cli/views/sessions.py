@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.formatting import format_count, order_children
+from proxy.cli.formatting import format_amount, format_count, order_children
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services
 from proxy.cli.terminal import (
     PLAIN,
@@ -25,15 +25,18 @@ from proxy.cli.terminal import (
     write,
 )
 from proxy.config import Settings
+from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.documents import write_json
 from proxy.engine.recorded.lookup import list_matching
 from proxy.model.log import Selection
-from proxy.read.session_summary import Amount, Saving, SessionSummary, summarize_sessions
+from proxy.read.savings import Saving
+from proxy.read.session_summary import SessionSummary, summarize_sessions
 
 ID_DIGITS = 8
 """Digits of a session's id that are shown where it is a column: a prefix of an id will do wherever one is asked for."""
 
+_UNPRICED = "tokens of uncached input (no price is known)"
 _EMPTY = "The log holds no sessions yet; start `palimpsest serve` and point a client at it, or try `palimpsest demo`."
 _COLUMNS = (
     Column("SESSION"),
@@ -130,7 +133,7 @@ def _list_sizes(found: Sequence[SessionSummary]) -> list[tuple[int, int]]:
     return [(client, sent) for client, sent in sizes if client is not None and sent is not None]
 
 
-def sum_saving(managed: Sequence[tuple[Saving, Amount]]) -> Saving:
+def sum_saving(managed: Sequence[tuple[Saving, Cost]]) -> Saving:
     """Return what managing several sessions saved, by what each saved and cost; money only where all have a price."""
     tokens = sum(saved.tokens for saved, _ in managed)
     amounts = [(saved.money, spent.money) for saved, spent in managed]
@@ -147,7 +150,7 @@ def sum_saving(managed: Sequence[tuple[Saving, Amount]]) -> Saving:
 
 def tell_saving(saving: Saving) -> str:
     """Return in a sentence what managing saved or lost, and why it was lost."""
-    amount = format_money(abs(saving.money)) if saving.money is not None else _tell_tokens(saving.tokens)
+    amount = format_amount(saving.tokens, saving.money, _UNPRICED)
     share = (
         ""
         if saving.share is None
@@ -155,7 +158,3 @@ def tell_saving(saving: Saving) -> str:
     )
     why = f": {saving.reason}" if saving.reason else ""
     return f"Managing {'lost' if saving.is_loss else 'saved'} {amount}{share}{why}."
-
-
-def _tell_tokens(tokens: float) -> str:
-    return f"{format_tokens(abs(tokens))} tokens of uncached input (no price is known)"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import asdict
 
-from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_count, format_plan
+from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_amount, format_cost, format_count, format_plan
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
@@ -17,7 +17,6 @@ from proxy.cli.terminal import (
     Styled,
     find_screen,
     format_local,
-    format_money,
     format_tokens,
     make_plain,
     paint_money,
@@ -31,14 +30,13 @@ from proxy.cli.views.naming import read_session
 from proxy.cli.views.sessions import tell_saving
 from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
-from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.documents import write_json
 from proxy.engine.recorded.lookup import Part, find_exchange, load_part, read_pages
 from proxy.model.epoch import Epoch, Plan, Strategy, read_view
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow
-from proxy.read.cache import CacheCall, CacheReport, explain_miss, load_cache
+from proxy.read.cache import CacheCall, CacheReport, load_cache
 from proxy.read.calls import describe_whole, list_calls
 from proxy.read.savings import SavingsInputs
 from proxy.read.session_reports import load_loops
@@ -208,11 +206,6 @@ def _format_names(summary: SessionSummary | None) -> Iterator[str]:
         yield f"client    {summary.client or UNKNOWN}, {summary.status}"
 
 
-def _format_cost(cost: Cost) -> str:
-    tokens = f"{format_tokens(cost.tokens)} tokens of uncached input"
-    return tokens if cost.money is None else format_money(cost.money)
-
-
 def _find_sizes(row: ExchangeRow) -> tuple[int, int] | None:
     """Return the tokens of the client's request and of what was sent in the last round that was counted.
 
@@ -273,8 +266,8 @@ class _CallFacts:
         if row.id in self._opened:
             n, epoch = self._opened[row.id]
             marks.append(Styled(f"{EPOCH} epoch {n}, {CAUSES[epoch.why]}", "bold"))
-        if use is not None and use.use.cause and not (use.use.cause == "epoch" and row.id in self._opened):
-            marks.append(Styled(f"{MISS} {explain_miss(use)}", "warn"))
+        if use is not None and use.cause and not (use.cause == "epoch" and row.id in self._opened):
+            marks.append(Styled(f"{MISS} {use.explanation}", "warn"))
         if row.relation in _SPECIAL:
             marks.append(Styled(_SPECIAL[row.relation], ""))
         if row.kind == "auxiliary":
@@ -294,7 +287,7 @@ def _make_saved(use: CacheCall | None) -> Cell:
     if use is None or use.saved is None:
         return None
     if use.saved.money is None:
-        return Styled(f"{format_tokens(use.saved.tokens)} tok", "bad" if use.saved.tokens < 0 else "good")
+        return Styled(f"{format_tokens(use.saved.cost)} tok", "bad" if use.saved.cost < 0 else "good")
     return paint_money(use.saved.money)
 
 
@@ -315,9 +308,9 @@ def _format_status(last: RoundRow | None) -> Cell:
 
 def _format_misses(found: CacheReport | None) -> Iterator[str]:
     """Yield a line on what was read from the cache, and how much was missed for each cause."""
-    told = [call for call in found.calls if call.use.read is not None and call.input] if found is not None else []
+    told = [call for call in found.calls if call.read is not None and call.input] if found is not None else []
     if found is not None and told:
-        share = sum(call.use.read or 0 for call in told) / sum(call.input or 0 for call in told)
+        share = sum(call.read or 0 for call in told) / sum(call.input or 0 for call in told)
         missed = [f"{cause} {total.missed:,}" for cause, total in found.totals.items()]
         yield f"cache     {share:.1%} of the input read; missed {', '.join(missed) if missed else 'nothing'}"
 
@@ -368,19 +361,20 @@ def _tell_call(row: ExchangeRow, use: CacheCall | None) -> str:
     else:
         client, sent = sizes
         said = f"Call {row.n} sent {format_tokens(sent)} of its client's {format_tokens(client)} tokens."
-    if use is None or use.saved is None or not use.saved.tokens:
+    if use is None or use.saved is None or not use.saved.cost:
         return said
-    lost = use.saved.tokens < 0
-    saved = Cost(abs(use.saved.tokens), None if use.saved.money is None else abs(use.saved.money))
-    return f"{said} That {'cost' if lost else 'saved'} {_format_cost(saved)}{' more' if lost else ''}."
+    lost = use.saved.cost < 0
+    saved = format_amount(use.saved.cost, use.saved.money)
+    return f"{said} That {'cost' if lost else 'saved'} {saved}{' more' if lost else ''}."
 
 
 def _format_use(call: CacheCall) -> str:
-    use, text = call.use, explain_miss(call)
-    if not use.expected:
-        return text
-    read = f"read {format_tokens(use.read)} of {format_tokens(use.expected)} tokens expected"
-    return f"{read}; {use.missed:,} missed, which cost {_format_cost(call.cost)}: {text}" if use.cause else read
+    if not call.expected:
+        return call.explanation
+    read = f"read {format_tokens(call.read)} of {format_tokens(call.expected)} tokens expected"
+    if not call.cause:
+        return read
+    return f"{read}; {call.missed:,} missed, which cost {format_cost(call.cost, call.money)}: {call.explanation}"
 
 
 def _format_round(row: RoundRow, count: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from proxy import __version__
 from proxy.model.log import ArchiveHealth
-from proxy.read.search import IndexDocument
+from proxy.model.search import IndexHealth
 from proxy.server.endpoints import Endpoint
 from proxy.server.health import Health
 from proxy.server.pages import Facts
@@ -36,7 +36,7 @@ class HealthDocument(msgspec.Struct, frozen=True):
     status: Literal["ready", "degraded", "starting", "draining"]
     reasons: list[str]
     upstreams: dict[str, CircuitDocument]
-    index: IndexDocument
+    index: IndexHealth
     log: ArchiveHealth
     settings: list[FactDocument]
 

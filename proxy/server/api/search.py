@@ -21,11 +21,9 @@ from proxy.read.search import (
     MOST_HITS,
     MOST_TOKENS,
     AnswerDocument,
-    IndexDocument,
     SearchLog,
     SearchRequest,
     describe_answer,
-    describe_health,
     load_found_page,
     search_log,
 )
@@ -93,13 +91,13 @@ class SearchApi:
             Route("/api/index/rebuild", Endpoint().on("POST", self._make_anew)),
         ]
 
-    async def _show_index(self) -> IndexDocument:
+    async def _show_index(self) -> IndexHealth:
         """Show how current the index is."""
-        return describe_health(self._index.health)
+        return self._index.health
 
-    async def _make_anew(self) -> IndexDocument:
+    async def _make_anew(self) -> IndexHealth:
         """Make the index anew from the log."""
-        return describe_health(await self._rebuild())
+        return await self._rebuild()
 
     async def _search(self, query: SearchParameters, request: Request) -> AnswerDocument:
         """Search what was said and done, the best first."""

@@ -18,18 +18,15 @@ from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.engine.recorded.documents import Listing, cut_listing, make_cursor, read_cursor
 from proxy.engine.recorded.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
 from proxy.model.events import SessionsErased
-from proxy.read.cache import describe_cache
+from proxy.read.cache import CacheReport
 from proxy.read.calls import CallDocument, WholeCall, describe_whole, list_calls
-from proxy.read.context import Document
 from proxy.read.export import Form, open_export
-from proxy.read.savings import SavingsInputs
-from proxy.read.savings_report import SavingsReport, load_report
+from proxy.read.savings import SavingsInputs, SavingsReport, load_savings
 from proxy.read.session_reports import SessionReports
 from proxy.read.session_summary import (
     SessionStatus,
     SessionSummary,
     TitleCache,
-    load_saving,
     summarize_sessions,
 )
 from proxy.read.sessions import BranchWords, OverviewDocument, describe_overview, load_overview
@@ -199,10 +196,9 @@ class SessionsApi:
         pieces = opened.pieces if request.method == "GET" else _write_nothing()
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[query.form])
 
-    async def _show_cache(self, path: SessionPath) -> Document:
+    async def _show_cache(self, path: SessionPath) -> CacheReport:
         """Show why the calls of a session missed the provider's cache."""
-        found = await self.reports.load_cache(path.id)
-        return describe_cache(found) | {"saved": await load_saving(self._log, found.session, self._inputs)}
+        return await self.reports.load_cache(path.id)
 
     async def _show_timeline(self, path: SessionPath, query: TimelineQuery) -> Timeline:
         """Show the calls of a session as columns, with what happened at them."""
@@ -214,7 +210,7 @@ class SessionsApi:
 
     async def _show_savings(self) -> SavingsReport:
         """Show what managing saves, by model and day, and compared with sessions that were only observed."""
-        return await load_report(self._log, self._inputs)
+        return await load_savings(self._log, self._inputs)
 
 
 async def _write_nothing() -> AsyncIterator[bytes]:

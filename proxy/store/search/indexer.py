@@ -459,7 +459,7 @@ def measure(
     files = [path.with_name(path.name + suffix) for suffix in ("", "-wal")]
     return IndexHealth(
         behind=behind,
-        behind_seconds=max(0.0, time.time() - oldest / 1000) if behind and oldest else 0.0,
+        behind_seconds=round(max(0.0, time.time() - oldest / 1000), 3) if behind and oldest else 0.0,
         size=sum(file.stat().st_size for file in files if file.exists()),
         is_rebuilding=not position.get("is_complete", 0),
         fault=fault,

@@ -14,7 +14,7 @@ from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD
 from proxy.model.epoch import FILE_WIRE, OUTSIDE, Original, Plan, StoredOriginal, name_file
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
-from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, HeldRow, RoundRow, Selection, SessionRow, UnreadRow
+from proxy.model.log import AuxiliaryUsage, ExchangeRow, HeldRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite import context_queries
@@ -254,22 +254,6 @@ _AUXILIARY = """
         LEFT JOIN round r ON r.exchange = e.seq LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
     WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? GROUP BY s.key, called, e.model ORDER BY s.key, called, e.model"""
 
-_BILL_ROWS = """
-    SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, g.input, g.output, g.cached, g.written, g.reasoning,
-        ifnull(c.rung, ''), ifnull(c.reason, ''), c.tokens_client, ifnull(c.usable, 0), c.tokens_upstream, c.saving,
-        c.client_read, c.sent_read, c.own_expected, c.sent_expected, ifnull(c.window, 0)
-    FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
-        LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
-        LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
-    WHERE e.seq IN (
-        SELECT x.seq FROM exchange x
-        WHERE x.seq > ?1 AND x.mode = 'manage' AND x.kind NOT IN ('passthrough', 'recorded'){own}
-            AND EXISTS (SELECT 1 FROM round y WHERE y.exchange = x.seq)
-        ORDER BY x.seq LIMIT ?2)
-    ORDER BY e.seq, r.k"""
-_OWN_BILLS = _BILL_ROWS.format(own=" AND x.session = (SELECT id FROM session WHERE key = ?3)")
-_BILLS = _BILL_ROWS.format(own="")
-
 Query = tuple[str, dict[str, object]]
 
 
@@ -338,15 +322,6 @@ def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Auxilia
         AuxiliaryUsage(session, upstream, model, calls, Usage(*usage))
         for session, upstream, model, calls, *usage in rows
     ]
-
-
-def list_bills(connection: sqlite3.Connection, after: int = 0, limit: int = 1000, session: str = "") -> list[Bill]:
-    """Return what `LogReader.list_bills` does."""
-    if session:
-        rows = connection.execute(_OWN_BILLS, (after, limit, fit_text(session)))
-    else:
-        rows = connection.execute(_BILLS, (after, limit))
-    return [Bill(*(*row[:6], Usage(*row[6:11]), *row[11:])) for row in rows]
 
 
 def _choose(selection: Selection) -> tuple[str, dict[str, object]]:

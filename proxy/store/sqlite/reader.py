@@ -128,7 +128,6 @@ class SqliteReader:
     find_key = _make_method(exchange_queries.find_key)
     list_unread = _make_method(exchange_queries.list_unread)
     sum_auxiliary = _make_method(exchange_queries.sum_auxiliary)
-    list_bills = _make_method(exchange_queries.list_bills)
     number_calls = _make_method(lineage_queries.number_calls)
     load_newest = _make_method(figure_queries.load_newest)
     load_tallies = _make_method(figure_queries.load_tallies)

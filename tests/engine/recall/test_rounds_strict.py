@@ -1,16 +1,14 @@
 """Recall within answers at upstreams that check all rules of their APIs: nothing is refused, and the log is sound."""
 
 import json
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.context.budget import BudgetPolicy
 from proxy.engine.models import PriceList
 from proxy.model.card import Card
-from proxy.read.savings import SavingEstimate, SavingsInputs
+from proxy.read.savings import group_calls, price_call, price_round
 from proxy.store.sqlite.verify import verify_log
 from tests.support.bound_sessions import BoundSession
 from tests.support.message_sessions import MessageSession
@@ -46,20 +44,17 @@ async def test_all_rounds_are_billed(tmp_path: Path, is_stream: bool) -> None:
     await session.run(40)
     await session.talk.settle()
     log, calls = session.talk.log, session.upstream.calls
-    bills = await log.list_bills(0, 1000, session.talk.session)
-    assert made and len(bills) == len(calls) > 40
-    assert [bill.usage.input for bill in bills] == [len(json.dumps(json.loads(call.body))) // 4 for call in calls]
-    row = await log.find_session(session.talk.session)
-    tallies = await log.load_tallies([row.id])
-    assert (sum(each.output for each in tallies), row.exchanges) == (99 * len(calls), 40)
-    hops = [bill for bill in bills if bill.reason.startswith("the model recalled")]
-    assert len(hops) == len(calls) - 40 and {bill.tokens_client for bill in hops} == {0}
-    prices = SavingsInputs(PriceList(lambda *_: Card(), {}), BudgetPolicy())
-    costs, estimate = SavingEstimate(), SavingEstimate()
-    costs.add(hops[:1], prices)
-    for _, rounds in groupby(bills, key=lambda bill: bill.seq):
-        estimate.add(list(rounds), prices)
-    assert costs.saved.tokens < 0 < estimate.saved.tokens
+    rows = await log.load_rounds(session.talk.session)
+    assert made and len(rows) == len(calls) > 40
+    assert [row.input for row in rows] == [len(json.dumps(json.loads(call.body))) // 4 for call in calls]
+    known = await log.find_session(session.talk.session)
+    tallies = await log.load_tallies([known.id])
+    assert (sum(each.output for each in tallies), known.exchanges) == (99 * len(calls), 40)
+    hops = [row for row in rows if not row.client]
+    assert len(hops) == len(calls) - 40
+    prices = PriceList(lambda *_: Card(), {})
+    (_, hop), whole = price_round(hops[0], prices), [price_call(call, prices)[1] for call in group_calls(rows)]
+    assert hop is not None and hop.tokens < 0 < sum(each.tokens for each in whole if each is not None)
     await session.talk.close()
 
 

@@ -22,8 +22,7 @@ from proxy.model.events import CompactionTriggeredEvent, EpochOpened, ExchangeRe
 from proxy.model.exchange import ClientRequest, Headers, SessionKey
 from proxy.model.results import TokenUsage
 from proxy.read.memory import SendableDocument, load_sendable
-from proxy.read.savings import SavingsInputs
-from proxy.read.savings_report import load_report
+from proxy.read.savings import SavingsInputs, load_savings
 from proxy.wire import FORMATS
 from proxy.wire.summary_request import make_target
 from tests.support.compacting import give_report, is_own
@@ -289,7 +288,7 @@ async def test_a_recorded_turn_teaches_nothing_of_upstreams_and_proves_no_creden
         assert counter.find_ratio("scripted", MODEL) == before
         assert not program.engine.tenants.is_proven(b"")
         assert not program.engine.tenants.is_proven(program.engine.tenants.identify(()).token)
-        report = await load_report(program.engine.archive, program.inputs)
+        report = await load_savings(program.engine.archive, program.inputs)
         assert (report.estimate is None or report.estimate.tokens == 0) and program.sent == []
 
 

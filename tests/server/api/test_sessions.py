@@ -14,7 +14,7 @@ from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
 from proxy.model.events import SessionsErased
 from proxy.model.exchange import Opening, Outcome, Usage
-from proxy.model.log import Bill, BranchRow, ExchangeRow, Record, Selection, SessionRow
+from proxy.model.log import BranchRow, ExchangeRow, Record, Selection, SessionRow
 from proxy.server.access import make_cookie
 from proxy.server.api.sessions import SessionsApi
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
@@ -70,9 +70,6 @@ class ReadableArchive(FakeArchive):
     async def load_received(self, exchange: str, k: int) -> bytes:
         self._check(exchange)
         return await self.memory.load_received(exchange, k)
-
-    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
-        return await self.memory.list_bills(after, limit, session)
 
     def _check(self, exchange: str) -> None:
         if exchange in self.erased:

@@ -19,7 +19,6 @@ from proxy.model.lineage import NodeRow, Step, StoredSession, name_mark
 from proxy.model.log import (
     ArchiveHealth,
     AuxiliaryUsage,
-    Bill,
     BranchRow,
     ExchangeRow,
     HeldRow,
@@ -53,7 +52,7 @@ from tests.support.memory_store.contexts import (
     load_memory,
     load_original,
 )
-from tests.support.memory_store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary
+from tests.support.memory_store.listing import find_last, is_called, make_session, sum_auxiliary
 from tests.support.memory_store.tables import Exchange, Tables
 from tests.support.memory_store.tree import Tree
 
@@ -235,10 +234,6 @@ class MemoryArchive(DerivedFigures):
     async def list_nodes(self, session: str) -> Sequence[NodeRow]:
         """The nodes of a session, parents first. Raises NotFound for an unknown session."""
         return list(self.tables.trees[self._expect(session)].nodes.values())
-
-    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
-        """What calls were sent as, and what was counted of them (see `LogReader`)."""
-        return list_bills(self.tables, after, limit, session)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link and recipe from what is stored."""

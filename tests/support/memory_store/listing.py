@@ -1,10 +1,9 @@
 """Listings of and sums over the log in memory; our own calls are not counted among the client's."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 
 from proxy.model.exchange import Usage
-from proxy.model.log import AuxiliaryUsage, Bill, SessionRow
+from proxy.model.log import AuxiliaryUsage, SessionRow
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.exchange_queries import TURNED_AWAY
 from tests.support.memory_store.tables import Exchange, Tables
@@ -77,39 +76,6 @@ def sum_auxiliary(tables: Tables, since_ms: int) -> list[AuxiliaryUsage]:
         AuxiliaryUsage(*key, len(group), _sum_usage(tables, group.values(), key[1]))
         for key, group in sorted(groups.items())
     ]
-
-
-def list_bills(tables: Tables, after: int, limit: int, session: str = "") -> list[Bill]:
-    """As `LogReader.list_bills`."""
-    called = (
-        exchange
-        for exchange in tables.exchanges.values()
-        if exchange.seq > after
-        and session in ("", exchange.opening.session.id)
-        and exchange.opening.mode == "manage"
-        and exchange.opening.kind != "passthrough"
-        and tables.rounds[exchange.opening.exchange]
-    )
-    return [bill for exchange in islice(called, limit) for bill in _bill(tables, exchange)]
-
-
-def _bill(tables: Tables, exchange: Exchange) -> Iterator[Bill]:
-    opening = exchange.opening
-    for k, round_ in sorted(tables.rounds[opening.exchange].items()):
-        key = opening.exchange, k
-        reading, plan = tables.readings.get(key), tables.plans.get(key)
-        yield Bill(
-            exchange.seq,
-            opening.session.id,
-            opening.kind,
-            opening.opened_ms,
-            fit_text(round_.upstream),
-            fit_text(opening.model),
-            (fit_usage(reading.usage) if reading else None) or Usage(),
-            *((plan.rung, plan.reason, plan.tokens_client, plan.usable, plan.tokens_upstream) if plan else ()),
-            *((plan.saving, plan.client_read, plan.sent_read) if plan else ()),
-            *((plan.own_expected, plan.sent_expected, plan.window) if plan else ()),
-        )
 
 
 def _is_auxiliary(exchange: Exchange) -> bool:

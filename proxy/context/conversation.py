@@ -194,7 +194,7 @@ _LEAST_REMINDER = 80
 # The share of the budget up to which what a client will rewrite is sent as it is: above it protection gives way.
 _REWRITTEN_SHARE = 0.7
 # The most of the budget that a list of what is to do, or what an answer refers to, may have, and all these together.
-_KEPT_SHARE, _KEPT_TOGETHER = 0.06, 0.15
+_KEPT_SHARE, _KEPT_TOGETHER, _KEPT_BESIDE = 0.06, 0.15, 0.9
 _LONGEST_ANSWER = 200
 # An answer means nothing without what it answers: a choice by its number or place, an assent, a pronoun alone.
 _REFERS = re.compile(
@@ -271,14 +271,17 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     if view.growth and not view.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
     begun = find_turn_start(structures) if view.needs_thinking else frozenset[int]()
-    kept = _list_small(view, _find_open_list(messages), _find_open_items(messages), _find_referred(messages, steps))
+    fresh = _find_step(steps, unanswered)
+    new = view.head + sum(step.tokens for i, step in enumerate(steps) if i >= fresh or i in users[-1:])
+    kept = _list_small(
+        view, new, _find_open_list(messages), _find_open_items(messages), _find_referred(messages, steps)
+    )
     pinned = bound | systems | client.files | begun | kept
     verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=pinned)
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
     own = (_find_step(steps, place) for place in find_newest_user(structures))
     newest |= {i for i in own if steps[i].has_calls}  # it has no shorter form, and is to be sent in some form
     fixed = _list_steps_at(steps, verbatim.pinned)
-    fresh = _find_step(steps, unanswered)
     late = find_late(structures).items()
     pairs = tuple((_find_step(steps, call), _find_step(steps, output)) for output, call in late)
     waiting = frozenset(_find_step(steps, place) for place in bound if structures[place].stays == "unanswered")
@@ -286,10 +289,14 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken, begun, pairs, linked)
 
 
-def _list_small(view: PlanRequest, *candidates: Iterable[int]) -> frozenset[int]:
-    """Return those of the places, in the order of their worth, whose messages are small beside the budget together."""
+def _list_small(view: PlanRequest, new: int, *candidates: Iterable[int]) -> frozenset[int]:
+    """Return those of the places, in the order of their worth, whose messages are small beside the budget together.
+
+    The `new` tokens, of what is new and before all messages, come first: there has to be room for them beside these.
+    """
     places = list(chain.from_iterable(candidates))
-    most, room = (share * view.budget.usable for share in (_KEPT_SHARE, _KEPT_TOGETHER))
+    most, together, room = (share * view.budget.usable for share in (_KEPT_SHARE, _KEPT_TOGETHER, _KEPT_BESIDE))
+    room = min(together, room - new)
     fitting = (place for place in places if view.messages[place].tokens <= most)
     return frozenset(take_fitting(fitting, room, lambda place: view.messages[place].tokens))
 

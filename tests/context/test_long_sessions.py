@@ -193,6 +193,18 @@ _turns = st.lists(
 
 @pytest.mark.no_cover
 @examples(10)
+@example(
+    [(("bare", 0, 0, False), [], 120), (("task", 0, 0, False), [], 700), (("bare", 0, 700, True), [900], 700)],
+    2000,
+    True,
+    1,
+)
+@example(
+    [(("ticket", 0, 0, False), [], 5)] * 7 + [(("ticket", 0, 0, False), [], 120), (("ticket", 0, 700, True), [900], 5)],
+    2000,
+    False,
+    3,
+)
 @given(_turns, st.sampled_from([2000, 3000, 5000, 9000, 30_000]), st.booleans(), st.integers(1, 4))
 def test_every_turn_of_the_user_is_in_every_request_in_one_of_its_forms(
     turns: list[tuple[tuple[str, int, int, bool], list[int], int]], usable: int, is_minimal: bool, times: int

@@ -33,7 +33,7 @@ from proxy.context.verbatim import (
 from proxy.model import Value
 from proxy.model.epoch import ContextPlan, Epoch, Strategy
 from proxy.model.messages import MOST_BESIDE, Message, MessageStructure
-from proxy.model.settings import Count, Rule, Tokens
+from proxy.model.settings import Rule, Small, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class TurnsPolicy:
 class SnapshotPolicy:
     """The strategy snapshot: memory stands for older turns."""
 
-    raw_tail_turns: Count = 4
+    raw_tail_turns: Small = 4
     """Newest turns before the current one that stay, if they fit."""
-    max_episodic_items: Count = 3
+    max_episodic_items: Small = 3
     """Reports on turns that are shown, the newest."""
     max_semantic_items: Annotated[int, Rule(ge=0, le=1000)] = 20
     """Facts that are shown, by importance, then the newest."""
@@ -193,7 +193,8 @@ _MIN_ALIKE = 3
 _LEAST_REMINDER = 80
 # The share of the budget up to which what a client will rewrite is sent as it is: above it protection gives way.
 _REWRITTEN_SHARE = 0.7
-# The most of the budget that a list of what is to do, or what an answer refers to, may have, and all these together.
+# The most of the budget that a list of what is to do, or what an answer refers to, may have, all these together, and
+# these together with what is new.
 _KEPT_SHARE, _KEPT_TOGETHER, _KEPT_BESIDE = 0.06, 0.15, 0.9
 _LONGEST_ANSWER = 200
 # An answer means nothing without what it answers: a choice by its number or place, an assent, a pronoun alone.

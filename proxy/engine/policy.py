@@ -12,7 +12,7 @@ from proxy.context.loops.detection import MOST_COUNTED
 from proxy.model.card import CacheKind
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
-from proxy.model.settings import UNTOLD, Count, HeaderName, Rule, Size, check_secret
+from proxy.model.settings import UNTOLD, HeaderName, Rule, Size, Small, check_secret
 
 LoopAction = Literal["notify", "annotate"]
 Durability = Literal["full", "normal"]
@@ -212,5 +212,5 @@ class OperatorPolicy:
     """Number of calls that LLMMap makes at once."""
     agentic_map_concurrency: Annotated[int, Rule(ge=1, le=1000)] = 4
     """Number of agents that AgenticMap runs at once."""
-    max_retries: Count = 3
+    max_retries: Small = 3
     """How often LLMMap asks again for an item whose answer does not fit, or whose call failed."""

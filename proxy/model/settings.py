@@ -139,7 +139,7 @@ UNTOLD = Rule(serialization=_UNTOLD)
 _HIDDEN = Rule(show=lambda schema: schema | {"format": "password", "writeOnly": True}, serialization=_UNTOLD)
 
 Tokens = Annotated[int, Rule(ge=0)]
-Count = Annotated[int, Rule(ge=0, le=100)]
+Small = Annotated[int, Rule(ge=0, le=100)]
 AutoTokens = Annotated[Annotated[int, Rule(ge=1000)] | None, _AUTO]
 AutoMargin = Annotated[Tokens | None, _AUTO]
 Fraction = Annotated[float, Rule(ge=0, le=1)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from proxy.model.settings import Count, DottedPath, Fraction, Pause, PositiveFraction, Price, Rule, Seconds, Tokens
+from proxy.model.settings import DottedPath, Fraction, Pause, PositiveFraction, Price, Rule, Seconds, Small, Tokens
 
 PromptHook = Callable[[str, int, Sequence[bytes]], str]
 """Takes the instruction for a summary, its level (1 or 2), and the raw messages that are summarised.
@@ -30,7 +30,7 @@ class CompactionPolicy:
     also messages (those that are summarised) and config (these settings)."""
     level2: bool = True
     """Whether a shorter form is requested where a summary was rejected."""
-    max_rounds: Count = 10
+    max_rounds: Small = 10
     """Most rounds of merging summaries in one run."""
     condensation: bool = True
     """Whether summaries are merged when there are many of them."""

@@ -14,8 +14,10 @@ from statistics import median
 import pytest
 
 from scripts.measure_house import (
+    ALIKE_BY_NATURE,
     count_feature_words,
     count_tokens,
+    is_by_nature,
     is_feature,
     list_alike,
     list_outside_sets,
@@ -72,29 +74,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 579_483, 334_890
+MOST_TOKENS, MOST_CORE_TOKENS = 578_902, 334_402
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_577,
     "proxy/cli": 35_363,
     "proxy/config": 6_131,
     "proxy/context": 74_317,
-    "proxy/demo": 6_673,
+    "proxy/demo": 6_648,
     "proxy/doctor": 4_905,
-    "proxy/engine": 182_894,
-    "proxy/model": 13_000,
-    "proxy/read": 27_428,
+    "proxy/engine": 182_934,
+    "proxy/model": 13_063,
+    "proxy/read": 27_030,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
-    "proxy/server": 28_648,
+    "proxy/server": 28_416,
     "proxy/store": 59_892,
     "proxy/telemetry": 8_459,
     "proxy/transcripts": 9_818,
-    "proxy/trial": 8_967,
+    "proxy/trial": 8_938,
     "proxy/upstream": 14_045,
     "proxy/wire": 61_268,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 16, 152, 140
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 152, 140
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.
@@ -334,6 +336,13 @@ def test_each_figure_counts_what_it_is_to_count() -> None:
     assert list_alike(structs) == ["x.py: A = y.py: B", "y.py: B = z.py: C"]
     assert list(list_outside_sets("self.x = 1\na.x = 1\na.b.y += 1\nsetattr(a, 'z', 1)\nx = 1\n")) == [2, 3, 4]
     assert count_feature_words("def run(call):\n    call.recall_tool(pinned, held_path=1)\n") == 2
+
+
+def test_structs_that_are_listed_as_two_things_are_alike() -> None:
+    alike = list_alike(list_structs({source.path: source.text for source in PACKAGE}))
+    excused = {name for pair in alike if is_by_nature(pair) for name in pair.split(" = ")}
+    assert excused == {name for names in ALIKE_BY_NATURE for name in names}
+    assert not is_by_nature("proxy/model/card.py: Rates = proxy/model/events.py: SessionCreatedEvent")
 
 
 def list_tracked() -> list[Source]:

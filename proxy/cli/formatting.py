@@ -8,6 +8,7 @@ from proxy.cli.terminal import format_money, format_tokens, measure
 from proxy.cli.terminal import make_plain as make_plain
 from proxy.cli.terminal import shorten as shorten
 from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
+from proxy.read.context import PlanDocument
 from proxy.read.sessions import Fork
 
 MARK, SIDE_MARK = "●", "○"
@@ -95,7 +96,7 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
     return _GAP.join(cells).rstrip()
 
 
-def format_plan(plan: Plan) -> Iterator[str]:
+def format_plan(plan: Plan | PlanDocument) -> Iterator[str]:
     """Yield lines that describe the plan of a round. An unknown count has no line."""
     yield f"sent      {WAYS[plan.rung]}{', ' * bool(plan.epoch)}{plan.epoch}{_SIZES[plan.pressure]}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:

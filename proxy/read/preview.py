@@ -18,7 +18,7 @@ from proxy.model.errors import Conflict
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow
 from proxy.read.context import EditDocument, ReferenceDocument, describe_epoch, list_edits
-from proxy.read.diff import ChangeDocument, compare_messages, describe_changes
+from proxy.read.diff import ChangeDocument, compare_messages
 
 _MOST_CALLS = 100
 
@@ -130,7 +130,7 @@ async def _describe(
         through=epoch.through.hex(),
         edits=list_edits(epoch),
         rendered=[msgspec.Raw(message) for message in epoch.rendered],
-        diff=describe_changes(changes),
+        diff=changes,
     )
 
 

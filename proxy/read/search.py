@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol, TypeVar, get_args
+from typing import Annotated, Protocol, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
 from proxy.context.memory.traces import fit_text
 from proxy.context.references import PAGE
@@ -68,25 +69,24 @@ class AnswerDocument(msgspec.Struct, frozen=True):
     behind: int
 
 
-class SearchRequest(NamedTuple):
-    """A search as it is asked for, with every value as text. Empty values do not restrict it.
+class SearchRequest(msgspec.Struct, frozen=True):
+    """A search as it is asked for. Empty values do not restrict it.
 
-    `session` is a prefix of an id, `branch` one of a tip of that session: only what its history has is found. `kind`,
-    `role`, `sender` and `tool` are one or several, separated by commas. `since` and `until` are a date or time (ISO
-    8601, UTC unless it says otherwise), or how long ago, such as `3d`.
+    Of a `branch` only what its history has is found. `since` and `until` may be in ISO 8601, in UTC unless they say
+    otherwise.
     """
 
-    text: str
-    session: str = ""
-    kind: str = ""
-    role: str = ""
-    tool: str = ""
-    since: str = ""
-    until: str = ""
-    branch: str = ""
-    sender: str = ""
-    limit: int = DEFAULT_LIMIT
-    tokens: int | None = None
+    q: Annotated[str, Meta(description="what to look for: any text")]
+    session: Annotated[str, Meta(description="the id of a session, or a prefix of it")] = ""
+    branch: Annotated[str, Meta(description="the tip of a branch of it, or a prefix of that")] = ""
+    kind: Annotated[str, Meta(description="kinds of entries, separated by commas")] = ""
+    role: Annotated[str, Meta(description="user, assistant, tool, other; several with commas")] = ""
+    sender: Annotated[str, Meta(description="names of users, separated by commas")] = ""
+    tool: Annotated[str, Meta(description="names of tools, separated by commas")] = ""
+    since: Annotated[str, Meta(description="a date, a time, or `3d`, `2h`, `30m` ago")] = ""
+    until: Annotated[str, Meta(description="the same")] = ""
+    limit: Annotated[int, Meta(ge=1, le=MOST_HITS, description="how many hits at most")] = DEFAULT_LIMIT
+    tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="fill the answer with so many")] | None = None
 
 
 class SearchLog(LogReader, Protocol):
@@ -111,7 +111,7 @@ async def search_log(
         within = frozenset(await load_nodes(log, sessions[0], branch))
     return await index.search(
         SearchQuery(
-            text=request.text,
+            text=request.q,
             tenant=tenant,
             sessions=sessions,
             within=within,

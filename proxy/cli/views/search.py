@@ -78,7 +78,7 @@ def search(
     async def find(log: Log, index: CommandIndex) -> Found:
         await log.list_sessions(1)  # raises where there is no log: an index alone finds nothing
         id = await find_named(log, session) if session else ""
-        request = SearchRequest(query, id, kind, role, tool, since, until, branch, sender, limit, tokens)
+        request = SearchRequest(query, id, branch, kind, role, sender, tool, since, until, limit, tokens)
         answer = await search_log(log, index, request, time.time_ns() // 1_000_000)
         return Found(answer, await VisibilityReader(log, index).judge(answer.hits))
 

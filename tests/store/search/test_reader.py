@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -362,7 +363,7 @@ async def test_what_somebody_said_is_found_up_to_a_time(log: LogBuilder, indexer
     wanted = SearchRequest("zebra", sender="Maria, Eve")
     found = await search_log(reader, index, wanted, OPENED_MS)
     assert {hit.snippet for hit in found.hits} == {"Zebra one.", "Zebra two."}
-    found = await search_log(reader, index, wanted._replace(until="1h"), OPENED_MS + 2 * 3_600_000)
+    found = await search_log(reader, index, msgspec.structs.replace(wanted, until="1h"), OPENED_MS + 2 * 3_600_000)
     assert {hit.snippet for hit in found.hits} == {"Zebra one."}
     await reader.close()
 

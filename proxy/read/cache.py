@@ -17,7 +17,7 @@ from proxy.context.cache_misses import (
 from proxy.context.pricing import Cost, price_missed
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import read_request, split_whole
+from proxy.engine.recorded.conversation import load_body, read_body
 from proxy.engine.recorded.lookup import read_pages
 from proxy.model.errors import NotFound
 from proxy.model.exchange import MissCause, Usage
@@ -194,8 +194,7 @@ class CacheReader:
             return cache
         before, k = self._sent[precedent.prompt.exchange]
         try:
-            body = read_request(before, await self._log.load_sent(before.id, k))
-            sent = split_whole(body, FORMATS[before.wire].items_key)
+            sent = read_body(before, await self._log.load_sent(before.id, k))
         except NotFound:
             return cache
         return self._prices.find_cache(prompt.upstream, card, FORMATS[before.wire].read_terms(sent))
@@ -209,10 +208,9 @@ class CacheReader:
     async def _name_parameters(self, row: ExchangeRow, before: ExchangeRow) -> list[str]:
         """Return the members that differ between two requests."""
         try:
-            bodies = [read_request(each, await self._log.load_request(each.id)) for each in (before, row)]
+            one, other = await load_body(self._log, before), await load_body(self._log, row)
         except NotFound:
             return []
-        one, other = (split_whole(body, FORMATS[row.wire].items_key) for body in bodies)
         return [name for name in CACHED_PARAMETERS if one.member(name) != other.member(name)]
 
 

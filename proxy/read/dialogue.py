@@ -21,7 +21,7 @@ from proxy.engine.memory.messages import (
 )
 from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import find_format, list_raws, read_request, split_whole
+from proxy.engine.recorded.conversation import find_format, list_inputs, load_body
 from proxy.engine.recorded.lookup import find_session
 from proxy.model.errors import NotFound
 from proxy.model.log import BranchRow, ExchangeRow
@@ -121,12 +121,10 @@ async def load_call(log: LogReader, row: ExchangeRow, form: Format) -> CallMessa
     """Load the request and the answer of an exchange."""
     answer = form.list_echoes(row.rounds[-1].answer) if row.rounds and row.rounds[-1].answer else []
     try:
-        body = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
+        body = await load_body(log, row)
     except NotFound as error:
         return CallMessages(answer=answer, missing=str(error))
-    raws = list_raws(body)
-    if not raws and (whole := body.member(form.items_key))[:1] == b'"':
-        raws = [b'{"role":"user","content":%b}' % whole]
+    raws = list_inputs(body, form)
     leading = count_preamble(form.read_items(body.content, body.items))
     if instructions := body.member(form.instructions_key):
         raws.insert(0, b'{"role":"system","content":%b}' % instructions)

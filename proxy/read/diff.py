@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.context.memory.traces import fit_text
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import find_format, list_raws, read_request, split_whole
+from proxy.engine.recorded.conversation import find_format, list_raws, read_body
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import Message
@@ -82,21 +82,19 @@ async def load_difference(log: LogReader, row: ExchangeRow, tally: Tally, k: int
     if found is None:
         raise NotFound(f"exchange {row.n} has no such round; it has {len(rounds) or 'none'}")
     request, sent = await log.load_request(row.id), await log.load_sent(row.id, found.k)
-    if request != sent:
-        request, sent = read_request(row, request), read_request(row, sent)
-    is_modified, plan = request != sent, describe_plan(found.plan)
-    if not is_modified:
-        return DifferenceDocument(row.session, row.n, found.k, is_modified, plan, 0, 0, [], [])
-    form = find_format(row)
-    client, upstream = split_whole(request, form.items_key), split_whole(sent, form.items_key)
+    plan = describe_plan(found.plan)
+    same = DifferenceDocument(row.session, row.n, found.k, False, plan, 0, 0, [], [])
+    if request == sent:
+        return same
+    form, client, upstream = find_format(row), read_body(row, request), read_body(row, sent)
+    if client.content == upstream.content:
+        return same
     theirs, ours = list_raws(client), list_raws(upstream)
     count = count_preamble(form.read_items(client.content, client.items))
     changes = await compare_messages(row.wire, theirs, ours, partial(tally, row.model), count)
     kept = len(theirs) - sum(b - a for a, b, _, _ in align(theirs, ours)) - count
     members = list(_compare_members(client, upstream, form.items_key))
-    return DifferenceDocument(
-        row.session, row.n, found.k, is_modified, plan, len(theirs) - count, kept, members, changes
-    )
+    return DifferenceDocument(row.session, row.n, found.k, True, plan, len(theirs) - count, kept, members, changes)
 
 
 def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int, int, int]]:

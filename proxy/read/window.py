@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from proxy.context.budget import compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import list_raws, load_history, read_request, split_whole
+from proxy.engine.recorded.conversation import list_raws, load_body, load_history, read_body
 from proxy.engine.recorded.lookup import find_newest_call, find_session, load_sent_epoch
 from proxy.model.epoch import Epoch, Kept, Replaced, Strategy, Written, read_view
 from proxy.model.errors import NotFound
@@ -132,7 +132,7 @@ async def load_window(
     session = await find_session(log, prefix)
     row = await find_newest_call(log, session)
     form = FORMATS[row.wire]
-    split = split_whole(read_request(row, await log.load_sent(row.id, row.rounds[-1].k)), form.items_key)
+    split = read_body(row, await log.load_sent(row.id, row.rounds[-1].k))
     (newest,) = await log.load_newest((session,)) or (Newest(session),)
     epoch = await load_sent_epoch(log, row)
     written = await _name_written(log, epoch)
@@ -230,7 +230,7 @@ async def _list_held(log: LogReader, row: ExchangeRow, epoch: Epoch | None, tall
         if not epoch.depth:
             return ()
         form = FORMATS[row.wire]
-        raws = list_raws(split_whole(read_request(row, await log.load_request(row.id)), form.items_key))
+        raws = list_raws(await load_body(log, row))
     except NotFound:
         return ()
     kept = {edit.place for edit in epoch.list_edits() if isinstance(edit, Kept)}

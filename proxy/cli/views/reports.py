@@ -14,7 +14,7 @@ from proxy.cli.formatting import (
     make_plain,
     shorten,
 )
-from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+from proxy.cli.services import MAX_NUMBER, READS, BranchOption, Invocation, SessionArgument, offers
 from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
@@ -33,67 +33,59 @@ _MODEL_WIDTH = 20
 _MAX_INDENT = 8
 
 
+@offers(*READS)
 def expand(
-    context: typer.Context,
+    called: Invocation,
     reference: Annotated[str, typer.Argument(metavar="REF", help="A reference, with or without `ref:`.")],
     page: Annotated[int, typer.Option(min=1, help="Which page, of 12,000 characters each.")] = 1,
     is_whole: Annotated[bool, typer.Option("--all", help="Write all pages.")] = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Write what a reference names."""
-    services: Services = context.obj
     number = None if is_whole else page
-    found = services.search(data, config, lambda log, index: load_found_page(log, index, reference, number))
+    found = called.search(lambda log, index: load_found_page(log, index, reference, number))
     typer.echo(make_plain(found.content.decode()), nl=False)
 
 
+@offers("as_json", *READS)
 def diff(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     n: Annotated[int, typer.Argument(metavar="N", min=1, max=MAX_NUMBER, help="An exchange, counted from 1.")],
     k: Annotated[
         int | None, typer.Option("--round", metavar="K", min=1, help="Which round, from 1. [default: the last]")
     ] = None,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Compare what was sent upstream with what the client sent."""
-    services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings, session: str) -> bytes | str:
         row = await find_exchange(log, session, n)
-        found = await load_difference(log, row, services.build_tally(settings), k and k - 1)
-        return write_json(found) if as_json else format_difference(found, len(row.rounds))
+        found = await load_difference(log, row, called.services.build_tally(settings), k and k - 1)
+        return write_json(found) if called.as_json else format_difference(found, len(row.rounds))
 
-    typer.echo(read_session(services, data, config, session, query), nl=False)
+    typer.echo(read_session(called, session, query), nl=False)
 
 
+@offers(*READS)
 def handoff(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     branch: BranchOption = "",
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Write a conversation for another client to continue."""
-    services: Services = context.obj
-    found = read_session(services, data, config, session, lambda log, _, id: load_handoff(log, id, branch))
+    found = read_session(called, session, lambda log, _, id: load_handoff(log, id, branch))
     typer.echo(make_plain(write_handoff(found)).encode("utf-8", "replace"), nl=False)
 
 
+@offers("as_json", *READS)
 def summaries(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """List a session's summaries as a tree."""
-    services: Services = context.obj
-    found = read_session(services, data, config, session, lambda log, _, id: load_summaries(log, id))
-    typer.echo(write_json(describe_summaries(found)) if as_json else format_summaries(found), nl=not as_json)
+    found = read_session(called, session, lambda log, _, id: load_summaries(log, id))
+    typer.echo(
+        write_json(describe_summaries(found)) if called.as_json else format_summaries(found), nl=not called.as_json
+    )
 
 
 def format_difference(found: DifferenceDocument, rounds: int = 1) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from proxy.cli.formatting import format_count, make_plain
 from proxy.cli.logs import CommandIndex, Log
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption, load_server_settings
+from proxy.cli.services import READS, Invocation, Services, offers
 from proxy.cli.terminal import format_local
 from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
@@ -42,8 +42,9 @@ class Found(NamedTuple):
     visible: Sequence[Visibility | None]
 
 
+@offers("as_json", *READS)
 def search(
-    context: typer.Context,
+    called: Invocation,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for: any text.")],
     session: Annotated[
         str,
@@ -68,12 +69,8 @@ def search(
     tokens: Annotated[
         int | None, typer.Option(min=1, max=MOST_TOKENS, help="Fill the answer with lines up to so many tokens.")
     ] = None,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Find what was said and done, in all sessions."""
-    services: Services = context.obj
 
     async def find(log: Log, index: CommandIndex) -> Found:
         await log.list_sessions(1)  # raises where there is no log: an index alone finds nothing
@@ -83,29 +80,25 @@ def search(
         return Found(answer, await VisibilityReader(log, index).judge(answer.hits))
 
     with suppress(StoreUnavailable):  # a running server indexes by itself
-        services.update_index(load_settings(config, {"data": data}), _show_progress)
-    found = services.search(data, config, find)
-    typer.echo(write_json(describe_answer(*found)) if as_json else make_plain(_format_answer(*found)), nl=False)
+        called.services.update_index(load_settings(called.config, {"data": called.data}), _show_progress)
+    found = called.search(find)
+    typer.echo(write_json(describe_answer(*found)) if called.as_json else make_plain(_format_answer(*found)), nl=False)
 
 
+@offers("as_json", "admin_token", *READS)
 def index(
-    context: typer.Context,
+    called: Invocation,
     is_rebuilt: Annotated[bool, typer.Option("--rebuild", help="Make it anew from the log.")] = False,
-    as_json: JsonOption = False,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Bring the index for search up to date, or make it anew."""
-    services: Services = context.obj
-    settings = load_server_settings(config, data, None, None, admin_token)
-    if not services.find_server(settings):
-        health = services.update_index(settings, _show_progress, is_rebuilt=is_rebuilt)
+    settings = called.load_server_settings()
+    if not called.services.find_server(settings):
+        health = called.services.update_index(settings, _show_progress, is_rebuilt=is_rebuilt)
     elif is_rebuilt:
-        health = _ask_server(services, settings)
+        health = _ask_server(called.services, settings)
     else:
-        health = services.search(data, config, lambda log, found: found.look())
-    typer.echo(write_json(health) if as_json else make_plain(_format_index(health)), nl=False)
+        health = called.search(lambda log, found: found.look())
+    typer.echo(write_json(health) if called.as_json else make_plain(_format_index(health)), nl=False)
 
 
 def _ask_server(services: Services, settings: Settings) -> IndexHealth:

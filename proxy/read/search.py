@@ -11,11 +11,13 @@ from msgspec import Meta
 from proxy.context.memory.traces import fit_text
 from proxy.context.references import PAGE
 from proxy.engine.ports import Index, LogReader
+from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.recorded.conversation import load_nodes
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import find_session, pick_branch
 from proxy.model.errors import BadRequest, Erased, NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.search import EntryKind, Hit, SearchAnswer, SearchQuery, Visibility
+from proxy.model.search import EntryKind, Hit, SearchQuery, Visibility
 from proxy.read.context import OriginalPage, load_page
 
 DEFAULT_LIMIT, MOST_HITS = 20, 200
@@ -97,34 +99,43 @@ class SearchLog(LogReader, Protocol):
         ...
 
 
-async def search_log(
-    log: SearchLog, index: Index, request: SearchRequest, now_ms: int, tenant: str | None = None
-) -> SearchAnswer:
-    """Search as asked, in the sessions of one tenant, or with None in all. Raises BadRequest and NotFound."""
-    sessions = within = None
-    if request.session:
-        sessions = (await find_own_session(log, request.session, tenant),)
-    if request.branch and sessions is None:
-        raise BadRequest("a branch is one of a session: name that, too")
-    if request.branch and sessions is not None:
-        branch = pick_branch(await log.list_branches(sessions[0]), request.branch)
-        within = frozenset(await load_nodes(log, sessions[0], branch))
-    return await index.search(
-        SearchQuery(
-            text=request.q,
-            tenant=tenant,
-            sessions=sessions,
-            within=within,
-            senders=_split(request.sender),
-            roles=_read_names(request.role, "role", ROLES),
-            tools=_split(request.tool),
-            kinds=_read_names(request.kind, "kind", KINDS),
-            since_ms=read_since(request.since, now_ms) if request.since else 0,
-            until_ms=read_since(request.until, now_ms) if request.until else None,
-            limit=request.limit,
-            tokens=request.tokens,
+class LogSearch:
+    """Searches the log, and says of each hit whether the model sees it."""
+
+    def __init__(self, log: SearchLog, index: Index) -> None:
+        self._log = log
+        self._index = index
+        self._visibility = VisibilityReader(log, index)
+
+    async def search(self, request: SearchRequest, now_ms: int, tenant: str | None = None) -> AnswerDocument:
+        """Search as asked, in the sessions of one tenant, or with None in all. Raises BadRequest and NotFound."""
+        sessions = within = None
+        if request.session:
+            sessions = (await find_own_session(self._log, request.session, tenant),)
+        if request.branch and sessions is None:
+            raise BadRequest("a branch is one of a session: name that, too")
+        if request.branch and sessions is not None:
+            branch = pick_branch(await self._log.list_branches(sessions[0]), request.branch)
+            within = frozenset(await load_nodes(self._log, sessions[0], branch))
+        found = await self._index.search(
+            SearchQuery(
+                text=request.q,
+                tenant=tenant,
+                sessions=sessions,
+                within=within,
+                senders=_split(request.sender),
+                roles=_read_names(request.role, "role", ROLES),
+                tools=_split(request.tool),
+                kinds=_read_names(request.kind, "kind", KINDS),
+                since_ms=read_since(request.since, now_ms) if request.since else 0,
+                until_ms=read_since(request.until, now_ms) if request.until else None,
+                limit=request.limit,
+                tokens=request.tokens,
+            )
         )
-    )
+        visible = await self._visibility.judge(found.hits)
+        hits = [_describe_hit(hit, each) for hit, each in zip(found.hits, visible, strict=True)]
+        return AnswerDocument(hits, found.is_complete, found.behind)
 
 
 async def find_own_session(log: SearchLog, prefix: str, tenant: str | None) -> str:
@@ -164,12 +175,6 @@ async def load_found_page(
 
 def _split(names: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, names.split(","))))
-
-
-def describe_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -> AnswerDocument:
-    """Return an answer as a document. `visible` says of each hit whether the model sees it."""
-    hits = [_describe_hit(hit, each) for hit, each in zip(answer.hits, visible, strict=True)]
-    return AnswerDocument(hits, answer.is_complete, answer.behind)
 
 
 def read_since(text: str, now_ms: int) -> int:
@@ -212,18 +217,5 @@ async def _load_indexed_page(
 
 
 def _describe_hit(hit: Hit, visibility: Visibility | None) -> HitDocument:
-    return HitDocument(
-        reference=hit.reference,
-        session=hit.session,
-        node=hit.node.hex(),
-        exchange=hit.exchange,
-        n=hit.n,
-        role=fit_text(hit.role),
-        sender=fit_text(hit.sender),
-        tool=fit_text(hit.tool),
-        kind=hit.kind,
-        at_ms=hit.at_ms,
-        snippet=fit_text(hit.snippet),
-        score=round(hit.score, 3),
-        visibility=visibility,
-    )
+    texts = {name: fit_text(getattr(hit, name)) for name in ("role", "sender", "tool", "snippet")}
+    return describe(HitDocument, hit, node=hit.node.hex(), score=round(hit.score, 3), visibility=visibility, **texts)

@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import typer
@@ -15,31 +15,24 @@ from proxy.cli.services import READS, Invocation, Services, offers
 from proxy.cli.terminal import format_local
 from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
-from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import StoreUnavailable
-from proxy.model.search import Hit, IndexHealth, SearchAnswer, Visibility
+from proxy.model.search import IndexHealth, Visibility
 from proxy.read.search import (
     DEFAULT_LIMIT,
     KINDS,
     MOST_HITS,
     MOST_TOKENS,
     ROLES,
+    AnswerDocument,
+    HitDocument,
+    LogSearch,
     SearchRequest,
-    describe_answer,
-    search_log,
 )
 
 _ID_DIGITS = 12
 _OK = 200
 _SEEN: Mapping[Visibility, str] = {"sent": "sent", "in_short": "in short", "not_sent": "not sent"}
-
-
-class Found(NamedTuple):
-    """What a search found, and of each hit whether the model sees it now."""
-
-    answer: SearchAnswer
-    visible: Sequence[Visibility | None]
 
 
 @offers("as_json", *READS)
@@ -72,17 +65,16 @@ def search(
 ) -> None:
     """Find what was said and done, in all sessions."""
 
-    async def find(log: Log, index: CommandIndex) -> Found:
+    async def find(log: Log, index: CommandIndex) -> AnswerDocument:
         await log.list_sessions(1)  # raises where there is no log: an index alone finds nothing
         id = await find_named(log, session) if session else ""
         request = SearchRequest(query, id, branch, kind, role, sender, tool, since, until, limit, tokens)
-        answer = await search_log(log, index, request, time.time_ns() // 1_000_000)
-        return Found(answer, await VisibilityReader(log, index).judge(answer.hits))
+        return await LogSearch(log, index).search(request, time.time_ns() // 1_000_000)
 
     with suppress(StoreUnavailable):  # a running server indexes by itself
         called.services.update_index(load_settings(called.config, {"data": called.data}), _show_progress)
     found = called.search(find)
-    typer.echo(write_json(describe_answer(*found)) if called.as_json else make_plain(_format_answer(*found)), nl=False)
+    typer.echo(write_json(found) if called.as_json else make_plain(_format_answer(found)), nl=False)
 
 
 @offers("as_json", "admin_token", *READS)
@@ -120,8 +112,8 @@ def _format_index(health: IndexHealth) -> str:
     return f"the index is {state} ({health.size} bytes)\n"
 
 
-def _format_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -> str:
-    lines = [line for hit, each in zip(answer.hits, visible, strict=True) for line in _format_hit(hit, each)]
+def _format_answer(answer: AnswerDocument) -> str:
+    lines = [line for hit in answer.hits for line in _format_hit(hit)]
     if not answer.hits:
         lines.append("nothing was found")
     if answer.behind:
@@ -131,9 +123,9 @@ def _format_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -
     return "\n".join([*lines, ""])
 
 
-def _format_hit(hit: Hit, visibility: Visibility | None) -> list[str]:
+def _format_hit(hit: HitDocument) -> list[str]:
     who = " ".join(filter(None, (hit.role, hit.sender, hit.kind, hit.tool)))
     head = f"ref:{hit.reference}  {format_local(hit.at_ms)}  {hit.session[:_ID_DIGITS]} call {hit.n}  {who}"
-    if visibility is not None:
-        head += f"  {_SEEN[visibility]}"
+    if hit.visibility is not None:
+        head += f"  {_SEEN[hit.visibility]}"
     return [head, *(f"    {line}" for line in hit.snippet.splitlines()), ""]

@@ -14,15 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.engine.ports import Index
-from proxy.engine.recall.visibility import VisibilityReader
 from proxy.model.search import IndexHealth
 from proxy.read.search import (
     AnswerDocument,
+    LogSearch,
     SearchLog,
     SearchRequest,
-    describe_answer,
     load_found_page,
-    search_log,
 )
 from proxy.server.access import READER
 from proxy.server.endpoints import GUARDS, Endpoint, Media, read_number
@@ -54,7 +52,7 @@ class SearchApi:
         self._index = index
         self._now_ms = now_ms
         self._rebuild = rebuild
-        self._visibility = VisibilityReader(log, index)
+        self._searcher = LogSearch(log, index)
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`, for the administrator and for clients."""
@@ -80,8 +78,7 @@ class SearchApi:
 
     async def _search(self, query: SearchRequest, request: Request) -> AnswerDocument:
         """Search what was said and done, the best first."""
-        answer = await search_log(self._log, self._index, query, self._now_ms(), _read_tenant(request))
-        return describe_answer(answer, await self._visibility.judge(answer.hits))
+        return await self._searcher.search(query, self._now_ms(), _read_tenant(request))
 
     async def _expand(
         self, path: ReferencePath, query: PageQuery, request: Request

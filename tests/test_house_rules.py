@@ -60,7 +60,6 @@ BROAD_EXCEPTS = {
     "engine.recall.recall.Recall.run": "the model has to get a result for its call",
     "engine.request_resolver.RequestResolver.make_opening": "a body that nothing is known of is kept whole",
     "engine.request_resolver.RequestResolver.resolve": "a body that we cannot read is still a call to carry",
-    "engine.runtime.call_after_first_step": "hands on what is thrown into a task; catches nothing for good",
     "engine.runtime.EngineBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "sdk.events.EventBus.publish": "a handler of a program must not reach the publisher",

@@ -91,13 +91,8 @@ class ExchangeService:
 
         Raises BadRequest for unknown values.
         """
-        for name, _ in headers:  # a comprehension would be a call more for each request
-            if name.startswith(OWN_PREFIX):
-                break
-        else:
-            return self._unasked
         own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
-        return read_options(own, self._policy.mode)
+        return read_options(own, self._policy.mode) if own else self._unasked
 
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.

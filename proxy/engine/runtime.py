@@ -6,10 +6,8 @@ import os
 import random
 import resource
 import time
-import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Sized
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -234,33 +232,6 @@ class WriteBatcher:
     def _end_turn(self) -> None:
         self._is_under_way = False
         self.flush()
-
-
-@types.coroutine
-def call_after_first_step(work: Awaitable[T], then: Callable[[], object]) -> Generator[Any, Any, T]:
-    """Await `work`, and call `then` as soon as it suspends for the first time, or ends without suspending.
-
-    Nothing else runs on the event loop in between: the first step writes the request to the upstream, so that `then`
-    costs the call no time. `then` must not raise. If the first step raises, `then` is not called.
-    """
-    steps = work.__await__()
-    try:
-        waited = steps.send(None)
-    except StopIteration as end:
-        then()
-        return end.value  # type: ignore[no-any-return]  # typeshed: the value of any StopIteration
-    then()
-    while True:
-        try:
-            value = yield waited
-        except BaseException as error:  # noqa: BLE001 - cancelling a task throws into its coroutine
-            resume = partial(steps.throw, error)
-        else:
-            resume = partial(steps.send, value)
-        try:
-            waited = resume()
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
 
 
 async def attempt(work: Awaitable[T], note: Callable[[Exception], None]) -> T | None:

@@ -73,7 +73,7 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 577_339, 333_532
+MOST_TOKENS, MOST_CORE_TOKENS = 577_217, 333_410
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
     "proxy/cli": 34_714,
@@ -81,9 +81,9 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 74_317,
     "proxy/demo": 6_648,
     "proxy/doctor": 4_905,
-    "proxy/engine": 182_487,
+    "proxy/engine": 182_519,
     "proxy/model": 13_063,
-    "proxy/read": 26_826,
+    "proxy/read": 26_672,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
     "proxy/server": 28_265,

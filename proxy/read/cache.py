@@ -18,6 +18,7 @@ from proxy.context.pricing import Cost, price_missed
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.conversation import load_body, read_body
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import read_pages
 from proxy.model.errors import NotFound
 from proxy.model.exchange import MissCause, Usage
@@ -48,7 +49,7 @@ class MissTotal(msgspec.Struct, frozen=True):
     money: float | None
 
 
-class CacheCall(msgspec.Struct, frozen=True, kw_only=True):
+class CacheCall(msgspec.Struct, frozen=True):
     """A call and what it read of the cache, in words as well. `cost` is what it missed; `saved` what managing it saved.
 
     The counts are as in `CacheUse`. `message` is the number of the one that the client changed, `parameters` are those
@@ -144,24 +145,19 @@ class CacheReader:
         self._trail.add(prompt)
         self._sent[row.id] = row, answered.k
         cost, (_, saved) = price_missed(use, usage, card, cache), price_call(rounds, self._prices)
-        return CacheCall(
+        return describe(
+            CacheCall,
+            use,
             n=row.n,
             exchange=row.id,
             opened_ms=row.opened_ms,
             upstream=answered.upstream,
             model=row.model,
             input=usage.input,
-            read=use.read,
-            written=use.written,
-            expected=use.expected,
-            missed=use.missed,
-            use=use.use,
-            cause=use.cause,
             explanation=tell_miss(use, parameters),
             message=use.place or None,
             parameters=parameters,
             epoch_why=use.why,
-            is_told=use.is_told,
             idle_seconds=use.idle,
             cost=cost.tokens,
             money=cost.money,

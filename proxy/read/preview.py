@@ -13,6 +13,7 @@ from proxy.engine.compaction.manual import ManualCompaction, check_unmanaged
 from proxy.engine.compaction.preview import PlannedEpoch, PreviewKind, plan_epoch
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.models import PriceList
+from proxy.engine.recorded.documents import describe
 from proxy.model.epoch import Epoch, EpochReason, Strategy, read_view
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Usage
@@ -109,19 +110,15 @@ async def _describe(
         money = prices.price(request.upstream.name, row.model, Usage(input=round(abs(tokens)))).money
         return Cost(tokens, None if money is None else money if tokens >= 0 else -money)
 
-    return EpochPreview(
+    return describe(
+        EpochPreview,
+        epoch,
         session=row.session,
         n=len(known) + 1,
         state="preview",
-        view=epoch.view,
         strategy=read_view(epoch.view)[1],
-        why=epoch.why,
         explanation=_explain(row, epoch, calls),
         call=row.n,
-        parent=epoch.parent,
-        depth=epoch.depth,
-        tokens_before=epoch.tokens_before,
-        tokens_after=epoch.tokens_after,
         cost=price(cost),
         saving=price(saving),
         calls_away=calls,

@@ -17,6 +17,7 @@ from proxy.context.user_rules import list_sentences
 from proxy.context.verbatim import find_client_messages
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.conversation import find_format, list_inputs, read_body
+from proxy.engine.recorded.documents import describe
 from proxy.model.epoch import Strategy, read_view
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
@@ -148,26 +149,17 @@ def _summarize(
     client, title = names
     name = shorten_title(name_session(row.family))
     spent, is_counted = total.spent if total.is_charged else Cost(0.0, None), bool(total.counted)
-    return SessionSummary(
-        id=row.id,
+    return describe(
+        SessionSummary,
+        row,
         title=title or name,
         name=name,
         client=client,
-        model=row.model,
-        upstream=row.upstream,
         strategy=read_view(newest.view)[1] if newest.view else None,
         mode=newest.mode,
         status="live" if _is_live(total, newest, now_ms) else "idle",
-        family=row.family,
-        parent=row.parent,
-        adopted=row.adopted,
-        seq=row.seq,
-        created_ms=row.created_ms,
-        last_ms=row.last_ms,
         calls=row.exchanges,
         turns=total.ends + (not newest.is_ended),
-        side=row.side,
-        branches=row.branches,
         epochs=newest.epochs,
         summaries=newest.summaries,
         errors=total.errors,
@@ -185,7 +177,6 @@ def _summarize(
             total.auxiliary.tokens,
             total.auxiliary.money,
         ),
-        erased_ms=row.erased_ms,
     )
 
 

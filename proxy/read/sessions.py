@@ -8,6 +8,7 @@ import msgspec
 
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.conversation import find_format, list_raws, load_body
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import find_session
 from proxy.model.errors import NotFound
 from proxy.model.lineage import Relation
@@ -146,11 +147,10 @@ def describe_overview(
         numbers = [call.n for call in fork.branch.exchanges] if left > 0 else None
         left -= len(numbers or ())
         branches.append(
-            BranchDocument(
+            describe(
+                BranchDocument,
+                fork.branch,
                 tip=fork.branch.tip.hex(),
-                depth=fork.branch.depth,
-                relation=fork.branch.relation,
-                is_side=fork.branch.is_side,
                 left=fork.branch.left.hex(),
                 after=fork.after,
                 own=fork.own,

@@ -4,6 +4,8 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
+from inspect import signature
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -50,8 +52,13 @@ def _fit_texts(value: object) -> object:
 
 def describe(kind: type[T], row: object, **own: Any) -> T:
     """Return a document of a kind. It says what a row does in the fields that both have, but for those of its own."""
-    names = (name for name in vars(kind)["__match_args__"] if name not in own and hasattr(row, name))
+    names = (name for name in _list_names(kind) if name not in own and hasattr(row, name))
     return kind(**{name: getattr(row, name) for name in names}, **own)
+
+
+@cache
+def _list_names(kind: type) -> tuple[str, ...]:
+    return tuple(signature(kind).parameters)
 
 
 _LARGEST = 2**63 - 1

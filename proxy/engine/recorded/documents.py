@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from inspect import signature
@@ -50,14 +50,14 @@ def _fit_texts(value: object) -> object:
     return value
 
 
-def describe(kind: type[T], row: object, **own: Any) -> T:
+def describe(kind: Callable[..., T], row: object, **own: Any) -> T:
     """Return a document of a kind. It says what a row does in the fields that both have, but for those of its own."""
     names = (name for name in _list_names(kind) if name not in own and hasattr(row, name))
     return kind(**{name: getattr(row, name) for name in names}, **own)
 
 
 @cache
-def _list_names(kind: type) -> tuple[str, ...]:
+def _list_names(kind: Callable[..., object]) -> tuple[str, ...]:
     return tuple(signature(kind).parameters)
 
 

@@ -50,7 +50,6 @@ LAZY_IMPORTS: dict[str, set[str]] = {
 BROAD_EXCEPTS = {
     "engine.runtime.attempt": "a call goes on without what is done beside it",
     "engine.context.accounting.UsageAccounting.build_manifest": "a body that nothing is known of is kept whole",
-    "engine.context.controller.ContextController.account": "the request is on its way",
     "engine.context.controller.ContextController.decide": "the call goes on as the client sent it",
     "engine.context.controller.ContextController.decide_at_once": "the call is decided again, with time",
     "engine.context.fallback.FallbackChain._try": "the next level is tried",

@@ -128,7 +128,6 @@ class RoundRecorder:
 
     def announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
         """Publish the end of a round, and queue its response for reading."""
-        exchange.run_after_send()
         opening = exchange.opening
         assert opening is not None, "the opening is recorded with the outcome at the latest"
         if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
@@ -300,7 +299,6 @@ class Relay:
                 held = await self._pass_round(exchange, response, rounds, begun)
             except UpstreamUnreachable as error:
                 completeness, problem, exchange.ended_at = "truncated", str(error), self.clock.monotonic()
-                exchange.run_after_send()
                 kept = await self.recorder.redact(exchange, response)
         except BaseException:
             kept = await self.recorder.redact_anyway(exchange, response)
@@ -356,7 +354,6 @@ class Relay:
             if held:
                 rounds.hold(await read_final_event(response, exchange.buffer, held, rounds.decode))
             completeness, ended_at = "complete", self.clock.monotonic()
-            exchange.run_after_send()  # the plan of a further round needs that of the first
             exchange.is_final = not rounds.end_round()
             if exchange.is_left and not exchange.is_final:
                 raise asyncio.CancelledError
@@ -436,7 +433,7 @@ class Relay:
             nonlocal flushing
             if exchange.has_body:
                 exchange.record_opening()
-            if exchange.after_send or not exchange.is_durable:
+            if not exchange.is_durable:
                 flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._flush_early, exchange)
 
         try:
@@ -455,8 +452,7 @@ class Relay:
         return response
 
     def _flush_early(self, exchange: OpenExchange) -> None:
-        """Run the deferred work and commit the records, since no response came at once."""
-        exchange.run_after_send()
+        """Commit the records, since no response came at once."""
         if not exchange.is_durable:
             self.archive.flush()
 
@@ -493,7 +489,6 @@ class Relay:
 
     async def _wait_until_durable(self, exchange: OpenExchange) -> None:
         """Wait for the records that the first byte of a response waits for."""
-        exchange.run_after_send()
         commit = exchange.commit
         if commit is not None and not (commit.done() and commit.result()):
             if not commit.done():

@@ -52,7 +52,6 @@ LAZY_IMPORTS: dict[str, set[str]] = {
 BROAD_EXCEPTS = {
     "engine.runtime.attempt": "a call goes on without what is done beside it",
     "engine.context.accounting.UsageAccounting.build_manifest": "a body that nothing is known of is kept whole",
-    "engine.context.controller.ContextController.account": "the request is on its way",
     "engine.context.controller.ContextController.decide": "the call goes on as the client sent it",
     "engine.context.controller.ContextController.decide_at_once": "the call is decided again, with time",
     "engine.context.fallback.FallbackChain._try": "the next level is tried",
@@ -71,7 +70,7 @@ BROAD_EXCEPTS = {
     "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
     "worker.frames.serve": "what is wrong with a job is its result, and must not end the process",
 }
-MOST_BROAD_EXCEPTS = 21
+MOST_BROAD_EXCEPTS = 19
 # The files outside `proxy/wire` that may name a wire format, and why. All others ask the format, or a table of formats.
 WIRE_NAMES = {
     "proxy/engine/turns/context.py": "names of the SDK, in the type of an argument",
@@ -86,7 +85,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 577_003, 333_407
+MOST_TOKENS, MOST_CORE_TOKENS = 575_937, 332_341
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
     "proxy/cli": 34_714,
@@ -94,7 +93,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 74_317,
     "proxy/demo": 6_652,
     "proxy/doctor": 4_914,
-    "proxy/engine": 181_626,
+    "proxy/engine": 180_560,
     "proxy/model": 13_060,
     "proxy/read": 26_672,
     "proxy/retrieval": 12_287,
@@ -108,7 +107,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 152, 133
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 150, 132
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -106,12 +106,12 @@ _GIANT_SHARE = 0.2
 # The user's second newest turn shows more than one of its forms, with notes, where it has so many tokens more.
 _LEAST_MORE = 100
 # Texts and values above this size are trimmed when protection gives way: a share of the usable tokens, at least so many
-# tokens, and the tokens at the last level.
+# tokens, and the tokens at the last of these.
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
 
 
-class _ProtectionLevel(Value):
-    """A level of protection: how much of a conversation stays."""
+class _Protection(Value):
+    """How much of a conversation stays."""
 
     groups: int  # newest groups with calls
     users: float = 1.0  # the share of their budget that older user turns may use
@@ -122,27 +122,27 @@ class _ProtectionLevel(Value):
     has_reports: bool = False  # whether summaries are sent; a provider's own compaction is wherever it fits
 
 
-# In the order in which protection gives way. From the second level on protection gives way.
-_LEVELS = (
-    _ProtectionLevel(RECENT_GROUPS, has_giants=True, has_reports=True),
-    _ProtectionLevel(RECENT_GROUPS, has_reports=True),
-    _ProtectionLevel(MIN_GROUPS),
-    _ProtectionLevel(MIN_GROUPS, gives_way=True),
-    _ProtectionLevel(MIN_GROUPS, 0.5, gives_way=True),
-    _ProtectionLevel(MIN_GROUPS, 0.25, gives_way=True),
-    _ProtectionLevel(MIN_GROUPS, 0.25, is_bare=True, gives_way=True),
+# In the order in which protection gives way. From the second one on protection gives way.
+_PROTECTIONS = (
+    _Protection(RECENT_GROUPS, has_giants=True, has_reports=True),
+    _Protection(RECENT_GROUPS, has_reports=True),
+    _Protection(MIN_GROUPS),
+    _Protection(MIN_GROUPS, gives_way=True),
+    _Protection(MIN_GROUPS, 0.5, gives_way=True),
+    _Protection(MIN_GROUPS, 0.25, gives_way=True),
+    _Protection(MIN_GROUPS, 0.25, is_bare=True, gives_way=True),
 )
 # What is sent where all that is too much, and the tokens above which texts of the assistant are trimmed then (0: as
 # many as before).
-_LAST_LEVELS = (
-    (_LEVELS[-1], 0),
-    (_ProtectionLevel(0, 0.0, is_bare=True), _LONG_LAST),
-    (_ProtectionLevel(0, 0.0, 0.0, is_bare=True), _LONG_LAST),
+_LAST_PROTECTIONS = (
+    (_PROTECTIONS[-1], 0),
+    (_Protection(0, 0.0, is_bare=True), _LONG_LAST),
+    (_Protection(0, 0.0, 0.0, is_bare=True), _LONG_LAST),
 )
 
 
 class _KeptMessages(Value):
-    """The messages that stay at a level of protection."""
+    """The messages that stay under a protection."""
 
     least: int  # the first step of the tail
     staying: frozenset[int]  # older steps that stay
@@ -215,14 +215,14 @@ class ContextBuilder:
         if shown is index:
             return None
         shown, words = self._replace(shown, words, self._outline_large(view, shown))
-        kept = self._keep(view, shown, words, _LEVELS[0])
+        kept = self._keep(view, shown, words, _PROTECTIONS[0])
         if view.budget.is_ceiling_unreachable(view.head + kept.tokens):
             return None
-        draft = self._draft(view, shown, _LEVELS[0], kept, "plan", most=_FULL * view.budget.usable)
+        draft = self._draft(view, shown, _PROTECTIONS[0], kept, "plan", most=_FULL * view.budget.usable)
         return make_plan(view, shown, draft, "plan")
 
     def _fit(self, view: PlanRequest, index: ConversationIndex, words: UserForms, rung: Rung) -> ContextPlan:
-        """Return the plan of the first level of protection that leaves enough room to go on and for a ledger."""
+        """Return the plan of the first protection that leaves enough room to go on and for a ledger."""
         usable = view.budget.usable
         freed = _TARGETS[min(view.depth, len(_TARGETS) - 1)] * usable
         giants = trim_giants(view, index, _GIANT_SHARE, self._count)
@@ -230,31 +230,31 @@ class ContextBuilder:
         whole = self._replace(index, words, {place: made for place, made in giants.items() if place < start})
         index, words = self._replace(index, words, giants)
         wished = 0
-        for number, level in enumerate(_LEVELS):
-            shown, forms = whole if level.has_giants else (index, words)
+        for number, protection in enumerate(_PROTECTIONS):
+            shown, forms = whole if protection.has_giants else (index, words)
             is_whole = not number and not view.depth
             most = freed if is_whole else freed - _LEDGER_NEXT * usable
-            if level.gives_way:
-                kept = self._give_way(view, shown, forms, level, most=most)
+            if protection.gives_way:
+                kept = self._give_way(view, shown, forms, protection, most=most)
             else:
-                kept = self._keep(view, shown, forms, level)
+                kept = self._keep(view, shown, forms, protection)
             wished = wished or view.head + kept.tokens
             if view.head + kept.tokens > most:
                 continue
             most = _FULL * usable if is_whole else freed
-            draft = self._draft(view, shown, level, kept, rung, most=most, wished=0 if is_whole else wished)
+            draft = self._draft(view, shown, protection, kept, rung, most=most, wished=0 if is_whole else wished)
             return make_plan(view, shown, draft, rung, wished)
         return make_plan(view, index, self._give_up(view, index, words, freed, rung), rung, wished)
 
     def _give_up(
         self, view: PlanRequest, index: ConversationIndex, words: UserForms, most: float, rung: Rung
     ) -> PlanDraft:
-        """Return a draft at the last levels in which messages are replaced until `most` tokens are left."""
+        """Return a draft under the last protections in which messages are replaced until `most` tokens are left."""
         usable = view.budget.usable
-        for level, kept_whole in _LAST_LEVELS:
+        for protection, kept_whole in _LAST_PROTECTIONS:
             left = most - _LEDGER_LEAST * usable
-            kept = self._give_way(view, index, words, level, most=left, kept_whole=kept_whole)
-            draft = self._draft(view, index, level, kept, rung, most=most)
+            kept = self._give_way(view, index, words, protection, most=left, kept_whole=kept_whole)
+            draft = self._draft(view, index, protection, kept, rung, most=most)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
         # Messages that no model has seen are only replaced if the request would be refused otherwise.
@@ -268,25 +268,25 @@ class ContextBuilder:
         view: PlanRequest,
         index: ConversationIndex,
         words: UserForms,
-        level: _ProtectionLevel,
+        protection: _Protection,
         *,
         most: float,
         kept_whole: int = 0,
     ) -> _KeptMessages:
-        """Return what stays at a level, with messages replaced until the request has `most` tokens.
+        """Return what stays under a protection, with messages replaced until the request has `most` tokens.
 
         These are texts of the assistant that are long, or above `kept_whole` tokens, and outputs that a model has seen,
-        then, where the level allows it, the prose of the user's second newest turn: of this as much stays as there is
-        room for.
+        then, where the protection allows it, the prose of the user's second newest turn: of this as much stays as there
+        is room for.
         """
-        kept = self._keep(view, index, words, level)
+        kept = self._keep(view, index, words, protection)
         kept_whole = kept_whole or max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
         draft = PlanDraft(kept.least, kept.staying, Ledger(), kept.marked, tokens=kept.tokens)
         ways = self._list_ways(view, index, draft, kept_whole, view.head + kept.tokens - most)
         draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
         marked, tokens = dict(draft.marked), draft.tokens
-        for i, forms in words.second.items() if level.is_bare else ():
-            spoken, shortest = find_spoken(index, i), find_shortest(forms, level.floor * view.budget.usable)
+        for i, forms in words.second.items() if protection.is_bare else ():
+            spoken, shortest = find_spoken(index, i), find_shortest(forms, protection.floor * view.budget.usable)
             place = spoken[0] if spoken else index.steps[i].start
             before = count_saved_tokens(index, {place: marked[place]} if place in marked else {}, self._count)
             now = index.steps[i].tokens - before
@@ -302,16 +302,16 @@ class ContextBuilder:
         return replace(kept, marked=marked, tokens=tokens)
 
     def _keep(
-        self, view: PlanRequest, index: ConversationIndex, words: UserForms, level: _ProtectionLevel
+        self, view: PlanRequest, index: ConversationIndex, words: UserForms, protection: _Protection
     ) -> _KeptMessages:
-        """Return the messages that stay at a level in any case."""
-        least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
+        """Return the messages that stay under a protection in any case."""
+        least = find_tail_step(index, max(0, protection.groups - bool(view.growth)))  # the next request adds a group
         older = choose_older_forms(
-            view, index, words.older, least, share=level.users, floor=level.floor, pasted=words.pasted
+            view, index, words.older, least, share=protection.users, floor=protection.floor, pasted=words.pasted
         )
-        room = level.users * (WHOLE_SHARE + HEADS_SHARE) * view.budget.usable
+        room = protection.users * (WHOLE_SHARE + HEADS_SHARE) * view.budget.usable
         older, answers = keep_pairs(index, older, least, room)
-        second = [find_bare(forms) for forms in words.second.values()] if level.is_bare else ()
+        second = [find_bare(forms) for forms in words.second.values()] if protection.is_bare else ()
         staying = add_paired(index, least, index.newest | index.fixed | answers | {each.step for each in older.shown})
         closed = frozenset(output for _, output in index.pairs if output < least) - staying
         pruned = self._prune_led(view, index, [i for i in staying if i < least])
@@ -331,14 +331,14 @@ class ContextBuilder:
         self,
         view: PlanRequest,
         index: ConversationIndex,
-        level: _ProtectionLevel,
+        protection: _Protection,
         kept: _KeptMessages,
         rung: Rung,
         *,
         most: float,
         wished: int = 0,
     ) -> PlanDraft:
-        """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps.
+        """Draft a plan of at most `most` tokens: what stays under a protection, a ledger of the rest, and more steps.
 
         Where more was to stay, `wished` tokens with the preamble, what gave way leaves its room to more steps.
         """
@@ -349,13 +349,13 @@ class ContextBuilder:
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
         compacted = choose_compaction(view)
         beside = sum(each.tokens for each in compacted)
-        if not level.has_reports and view.head + kept.tokens + beside > most - _LEDGER_NEXT * view.budget.usable:
+        if not protection.has_reports and view.head + kept.tokens + beside > most - _LEDGER_NEXT * view.budget.usable:
             compacted, beside = (), 0
-        beside += compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
+        beside += compute_summaries_budget(view.budget.usable) if protection.has_reports and view.reports else 0
         top = min(most, max(low, (_FULL - _LEDGER_SPARED * (1 - scale)) * goal.usable))
         room = max(_LEDGER_LEAST * goal.usable, min(room, top - view.head - kept.tokens - beside))
         carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
-        reports = (*compacted, *(choose_summaries(view, carried) if level.has_reports else ()))
+        reports = (*compacted, *(choose_summaries(view, carried) if protection.has_reports else ()))
         told = sum(count_report(each, self._count) for each in reports)
         others = view.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))

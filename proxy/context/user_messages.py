@@ -47,10 +47,10 @@ _HEAD_LENGTHS = (400, 120)
 _MOST_PASTED, _PASTED_SHARE, _LEAST_PASTED = 2000, 0.05, 60
 # The share of the room for whole turns that the prose of one may have if not all of them fit.
 _LONGEST_SHARE = 0.5
-# The levels of a turn whose prose is whole: with its blocks, without large ones, without any. At the last of them prose
-# that is longer than a turn may have is cut, too.
+# The ranks of the forms of a turn whose prose is whole: with its blocks, without large ones, without any. At the last
+# of them prose that is longer than a turn may have is cut, too.
 _ENTIRE, _BARE = 0, 2
-_CUT_LEVEL, _LEDGER_LEVEL = _BARE + 1, _BARE + 1 + len(_HEAD_LENGTHS)
+_CUT_RANK, _LEDGER_RANK = _BARE + 1, _BARE + 1 + len(_HEAD_LENGTHS)
 # Turns are shortened by this share of their room at once: each time invalidates the provider's cache for all behind.
 _STRIDE_SHARE = 0.25
 
@@ -137,12 +137,12 @@ def choose_older_forms(
     if sum(find_bare(each).tokens for each in older.values()) <= (words := left + sum(pasted.get(i, 0) for i in newer)):
         left = words
     rooms = max(share * WHOLE_SHARE * usable, left), share * HEADS_SHARE * usable
-    levels = _choose_levels(older, rooms)
+    ranks = _choose_ranks(older, rooms)
     own = max((i for i in index.users if not index.steps[i].has_calls), default=-1)
-    if own in levels:  # newer turns stand beside outputs: what is sent is checked to have the newest of the user's role
-        levels[own] = min(levels[own], len(older[own]) - 1)
-    sent = {i: older[i][level] for i, level in levels.items() if level < len(older[i])}
-    whole = [i for i, level in levels.items() if level <= _BARE]
+    if own in ranks:  # newer turns stand beside outputs: what is sent is checked to have the newest of the user's role
+        ranks[own] = min(ranks[own], len(older[own]) - 1)
+    sent = {i: older[i][rank] for i, rank in ranks.items() if rank < len(older[i])}
+    whole = [i for i, rank in ranks.items() if rank <= _BARE]
     room = rooms[0] - sum(sent[i].tokens for i in whole)
     containing = newer | {i for i in whole if sent[i] == older[i][_ENTIRE]}
     shown = tuple((sent | _restore_blocks(sent, whole, containing, room)).values())
@@ -159,7 +159,7 @@ def _count_pasted(index: ConversationIndex, steps: Iterable[int], count: Count) 
 
 def find_bare(forms: Sequence[UserMessageForm]) -> UserMessageForm:
     """Return the shortest form of a turn that has all of its prose."""
-    return next(form for form in reversed(forms[:_CUT_LEVEL]) if not form.is_cut)
+    return next(form for form in reversed(forms[:_CUT_RANK]) if not form.is_cut)
 
 
 def find_shortest(forms: Sequence[UserMessageForm], room: float) -> UserMessageForm:
@@ -230,7 +230,7 @@ def _make_forms(
     """Return the forms of the turn at step `i`; blocks that stand in `known` are left out, for None no blocks are."""
     step, spoken = index.steps[i], find_spoken(index, i)
     if step.stop - step.start > 1 and len(spoken) != 1:
-        return (UserMessageForm(i, step.tokens),) * _CUT_LEVEL
+        return (UserMessageForm(i, step.tokens),) * _CUT_RANK
     message = index.messages[step.start].message
     own = _CutText(read_words(index, spoken[0]) if spoken else message.text)
     blocks = [] if known is None or spoken else _list_blocks(message, count)
@@ -243,8 +243,8 @@ def _make_forms(
     )
     make = partial(_make_form, view, index, i, count=count)
     whole, bare = list[UserMessageForm](), own
-    for level, each in enumerate(owns):
-        if level and each is owns[level - 1]:
+    for rank, each in enumerate(owns):
+        if rank and each is owns[rank - 1]:
             whole.append(whole[-1])
             continue
         text, holders = known.remove_repeated(each.text, count) if known is not None else (each.text, ())
@@ -372,28 +372,28 @@ def _put_beside(
     return ReplacedMessage(Replaced(edit.place, edit.text, "tombstone", (*outputs, (BESIDE, text))), references)
 
 
-def _choose_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
-    """Return the level of each turn: all as whole as they fit together, else lower ones."""
-    for level in range(_CUT_LEVEL):
-        left = rooms[0] - sum(each[level].tokens for each in forms.values())
+def _choose_ranks(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
+    """Return the rank of each turn: all as whole as they fit together, else lower ones."""
+    for rank in range(_CUT_RANK):
+        left = rooms[0] - sum(each[rank].tokens for each in forms.values())
         if left >= 0:
-            return _lengthen(forms, dict.fromkeys(forms, level), left)
-    return _lower_levels(forms, rooms)
+            return _lengthen(forms, dict.fromkeys(forms, rank), left)
+    return _lower_ranks(forms, rooms)
 
 
-def _lengthen(forms: MessageForms, levels: dict[int, int], room: float) -> dict[int, int]:
-    """Return the levels with more of the turns for which there is `room`: the first one, then the newest."""
+def _lengthen(forms: MessageForms, ranks: dict[int, int], room: float) -> dict[int, int]:
+    """Return the ranks with more of the turns for which there is `room`: the first one, then the newest."""
     first, *others = [*forms] or [-1]
     for i in (first, *reversed(others)) if forms else ():
-        for level in range(levels[i]):
-            more = forms[i][level].tokens - forms[i][levels[i]].tokens
+        for rank in range(ranks[i]):
+            more = forms[i][rank].tokens - forms[i][ranks[i]].tokens
             if more <= room:
-                levels[i], room = level, room - more
+                ranks[i], room = rank, room - more
                 break
-    return levels
+    return ranks
 
 
-def _lower_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
+def _lower_ranks(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
     """Shorten turns until both budgets hold.
 
     The first turn, unless it is too long, and the newest stay whole; of the others the newest keep the most characters.
@@ -402,34 +402,34 @@ def _lower_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, 
     left = rooms[0] - forms[first][_BARE].tokens
     whole = {first, *_keep_newest(forms, others, _BARE, left)} if left >= 0 else set[int]()
     whole = whole or _keep_newest(forms, others, _BARE, rooms[0])
-    levels = {i: _BARE if i in whole else _LEDGER_LEVEL for i in forms}
-    shortened = [i for i in forms if i not in whole and len(forms[i]) > _CUT_LEVEL]
+    ranks = {i: _BARE if i in whole else _LEDGER_RANK for i in forms}
+    shortened = [i for i in forms if i not in whole and len(forms[i]) > _CUT_RANK]
     room = rooms[1]
-    for level in range(_CUT_LEVEL, _LEDGER_LEVEL):
-        total = sum(forms[i][level].tokens for i in shortened)
+    for rank in range(_CUT_RANK, _LEDGER_RANK):
+        total = sum(forms[i][rank].tokens for i in shortened)
         # Where not all have this form, half of the room is for it, and the rest for shorter ones.
-        part = room if total <= room or level + 1 == _LEDGER_LEVEL else room / 2
-        chosen = _keep_newest(forms, shortened, level, part)
-        levels |= dict.fromkeys(chosen, level)
-        room -= sum(forms[i][level].tokens for i in chosen)
+        part = room if total <= room or rank + 1 == _LEDGER_RANK else room / 2
+        chosen = _keep_newest(forms, shortened, rank, part)
+        ranks |= dict.fromkeys(chosen, rank)
+        room -= sum(forms[i][rank].tokens for i in chosen)
         shortened = [i for i in shortened if i not in chosen]
-    return levels
+    return ranks
 
 
-def _keep_newest(forms: MessageForms, turns: Sequence[int], level: int, room: float) -> set[int]:
-    """Return the newest of the turns that fit into `room` tokens at a level: all, or without a multiple of a stride.
+def _keep_newest(forms: MessageForms, turns: Sequence[int], rank: int, room: float) -> set[int]:
+    """Return the newest of the turns that fit into `room` tokens in forms of a rank: all, or all but a multiple.
 
     So the same turns are left out for several epochs.
     """
     stride = _STRIDE_SHARE * room
-    excess = sum(forms[i][level].tokens for i in turns) - room
+    excess = sum(forms[i][rank].tokens for i in turns) - room
     left_out = ceil(excess / stride) * stride if excess > 0 and stride > 0 else excess
     kept = set(turns)
     for i in turns:
         if left_out <= 0:
             break
         kept.discard(i)
-        left_out -= forms[i][level].tokens
+        left_out -= forms[i][rank].tokens
     return kept
 
 

@@ -26,6 +26,7 @@ import typer
 
 from proxy.cli.clients import ClientPlan, ClientStart, list_files, plan_client, replace_own_address, start_client
 from proxy.cli.formatting import CAUSES, format_count, make_plain
+from proxy.cli.inspection.costs import format_net
 from proxy.cli.logs import Log
 from proxy.cli.serve import (
     AdminTokenOption,
@@ -38,7 +39,6 @@ from proxy.cli.serve import (
     name_upstream,
 )
 from proxy.cli.services import ConfigOption, DataOption, Services
-from proxy.cli.views.costs import format_net
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader

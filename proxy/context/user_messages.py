@@ -98,7 +98,7 @@ class UserForms(Value):
 
 
 def list_user_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     count: Count,
     *,
@@ -109,14 +109,14 @@ def list_user_forms(
 
     Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
-    make, newest = partial(_list_forms, view, index, count=count, parse=parse), find_last_turn(index)
+    make, newest = partial(_list_forms, request, index, count=count, parse=parse), find_last_turn(index)
     older = make(set(index.users) - index.newest - index.fixed, index.users if has_blocks else None)
     second = make(index.newest - newest - index.fixed, newest if has_blocks else None)
     return UserForms(older, second, _count_pasted(index, index.newest, count) if has_blocks else {})
 
 
 def choose_older_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     forms: MessageForms,
     least: int,
@@ -131,7 +131,7 @@ def choose_older_forms(
     fit into that, the tokens that are `pasted` in newer turns, by step, do not count. A block that was left out because
     newer turns repeat it is sent again where none of these is sent, if there is room for it.
     """
-    older, usable = {i: each for i, each in forms.items() if i < least}, view.budget.usable
+    older, usable = {i: each for i, each in forms.items() if i < least}, request.budget.usable
     newer = {i for i in index.users if i not in older}
     left = floor * usable - sum(index.steps[i].tokens for i in newer)
     if sum(find_bare(each).tokens for each in older.values()) <= (words := left + sum(pasted.get(i, 0) for i in newer)):
@@ -193,7 +193,7 @@ def _restore_blocks(
 
 
 def _list_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     steps: Collection[int],
     newer: Iterable[int] | None,
@@ -210,7 +210,7 @@ def _list_forms(
     forms: dict[int, tuple[UserMessageForm, ...]] = {}
     for i in sorted({*steps, *(newer or ())}, reverse=True):
         if i in steps:
-            forms[i] = _make_forms(view, index, i, None if newer is None else known, count=count, parse=parse)
+            forms[i] = _make_forms(request, index, i, None if newer is None else known, count=count, parse=parse)
         if newer is not None:
             for place in index.steps[i].places:
                 if place in index.spoken or index.messages[place].structure.role == "user":
@@ -219,7 +219,7 @@ def _list_forms(
 
 
 def _make_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     i: int,
     known: NewerLines | None,
@@ -234,14 +234,14 @@ def _make_forms(
     message = index.messages[step.start].message
     own = _CutText(read_words(index, spoken[0]) if spoken else message.text)
     blocks = [] if known is None or spoken else _list_blocks(message, count)
-    most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
+    most = int(min(_MOST_PASTED, _PASTED_SHARE * request.budget.usable))
     large = [each for each in blocks if each.tokens > most]
     owns = (
         own,
-        _remove_blocks(view, step.start, message, large, has_outlines=True, parse=parse) if large else own,
-        _remove_blocks(view, step.start, message, blocks, has_outlines=False, parse=parse) if blocks else own,
+        _remove_blocks(request, step.start, message, large, has_outlines=True, parse=parse) if large else own,
+        _remove_blocks(request, step.start, message, blocks, has_outlines=False, parse=parse) if blocks else own,
     )
-    make = partial(_make_form, view, index, i, count=count)
+    make = partial(_make_form, request, index, i, count=count)
     whole, bare = list[UserMessageForm](), own
     for rank, each in enumerate(owns):
         if rank and each is owns[rank - 1]:
@@ -253,7 +253,7 @@ def _make_forms(
         if holders and form.edits:
             form = replace(form, holders=holders, with_blocks=make(each, each.text))
         whole.append(form)
-    longest = _LONGEST_SHARE * WHOLE_SHARE * view.budget.usable
+    longest = _LONGEST_SHARE * WHOLE_SHARE * request.budget.usable
     if whole[_BARE].tokens > longest:
         whole[_BARE] = _mark_cut(make(bare, _fit_ends(bare.text, longest, count)), whole[_BARE])
     heads = [make(bare, _cut_to_ends(bare.text, most)) for most in _HEAD_LENGTHS]
@@ -301,7 +301,7 @@ def _cut_to_ends(text: str, most: int, gap: str = _GAP) -> str:
 
 
 def _make_form(
-    view: PlanRequest, index: ConversationIndex, i: int, cut: "_CutText", text: str, *, count: Count
+    request: PlanRequest, index: ConversationIndex, i: int, cut: "_CutText", text: str, *, count: Count
 ) -> UserMessageForm:
     """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens.
 
@@ -309,14 +309,14 @@ def _make_form(
     """
     step = index.steps[i]
     if find_spoken(index, i):
-        return _make_spoken_form(view, index, i, text, count=count)
+        return _make_spoken_form(request, index, i, text, count=count)
     media = index.messages[step.start].message.media
     if text == _get_text(index, i) and not media:
         return UserMessageForm(i, step.tokens)
     if text == cut.text and cut.named and not media:
         text, references = cut.named, cut.references
     else:
-        reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
+        reference = Reference(request.name(step.start, step.stop, 0), step.start, step.stop)
         without = f" (without {', '.join(media)})" if media else ""
         mark = f"[shortened by palimpsest, not by the user{without}; the original is intact: ref:{reference.id}]"
         text = f"{text}\n{mark}" if text else mark
@@ -329,14 +329,14 @@ def _make_form(
 
 
 def _make_spoken_form(
-    view: PlanRequest, index: ConversationIndex, i: int, text: str, *, count: Count
+    request: PlanRequest, index: ConversationIndex, i: int, text: str, *, count: Count
 ) -> UserMessageForm:
     """Return the form of a turn beside outputs that sends `text`, with a tombstone in place of these outputs."""
     step, (place,) = index.steps[i], find_spoken(index, i)
-    made = prune_led(view, index, place)
+    made = prune_led(request, index, place)
     references = made.references
     if text != read_words(index, place):
-        own = Reference(view.name(place, place + 1, 0), place, place + 1)
+        own = Reference(request.name(place, place + 1, 0), place, place + 1)
         text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{own.id}]"
         references = (*references, own)
     made = _put_beside(index, made, text, references)
@@ -344,21 +344,21 @@ def _make_spoken_form(
     return UserMessageForm(i, tokens, (made.edit,), references)
 
 
-def prune_led(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
+def prune_led(request: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
     """Return a tombstone for an output of a step that stays: the one that the active plan sends, if it sends one."""
-    sent = find_sent_form(view, place, is_tombstone=True)
+    sent = find_sent_form(request, place, is_tombstone=True)
     if sent is None:
-        return prune_output(view, index, place)
+        return prune_output(request, index, place)
     several = index.messages[place].message.outputs
     outputs = tuple([each for each in sent.edit.arguments if several and each[0] != BESIDE])
     return replace(sent, edit=replace(sent.edit, arguments=outputs))
 
 
 def name_words(
-    view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str], made: ReplacedMessage | None
+    request: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str], made: ReplacedMessage | None
 ) -> ReplacedMessage:
     """Return a tombstone that names these words of the output, with what `made` says beside it."""
-    named = prune_output(view, index, place, words)
+    named = prune_output(request, index, place, words)
     beside = dict(made.edit.arguments).get(BESIDE) if made is not None else None
     return named if made is None or beside is None else _put_beside(index, named, beside, made.references)
 
@@ -492,7 +492,7 @@ def _render_block(path: str, block: str, parts: Sequence[Reference], tokens: int
 
 
 def _remove_blocks(
-    view: PlanRequest,
+    request: PlanRequest,
     place: int,
     message: Message,
     blocks: Sequence[_PastedBlock],
@@ -509,7 +509,7 @@ def _remove_blocks(
     head = rendered.index(message.text)
     for each in blocks:
         block = message.text[each.start : each.stop]
-        parts = list_part_references(view, place, head + each.start, head + each.stop)
+        parts = list_part_references(request, place, head + each.start, head + each.stop)
         names = " ".join(f"ref:{part.id}" for part in parts)
         note = f"{_describe_block(block, each.path, each.tokens)}, left out"
         before = message.text[at : each.start]
@@ -536,7 +536,7 @@ _OUTLINE_SHARE = 0.3
 
 
 def fit_message(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     place: int,
     room: float,
@@ -549,7 +549,7 @@ def fit_message(
     Of a block, and of prose that is too long by itself, the beginning and the end stay, and of a block its outline.
     """
     text = index.messages[place].message.text
-    references = list_part_references(view, place, 0, index.found[place].characters)
+    references = list_part_references(request, place, 0, index.found[place].characters)
     names = " ".join(f"ref:{each.id}" for each in references)
     note = f"[shortened by palimpsest, not by the user; the original is intact: {names}]"
     room -= count(note) + MESSAGE_FRAME

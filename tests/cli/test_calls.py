@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from proxy.cli.inspection.calls import CallText, format_call_text, load_call_text
 from proxy.cli.terminal import PLAIN
-from proxy.cli.views.calls import CallText, format_call_text, load_call_text
 from proxy.model.messages import Message, ToolCall
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.app import serve_mcp
+from proxy.cli.inspection.changes import format_compaction
 from proxy.cli.services import load_server_settings
-from proxy.cli.views.changes import format_compaction
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call, call_with, call_without_log

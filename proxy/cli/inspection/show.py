@@ -7,6 +7,9 @@ import typer
 from msgspec.structs import asdict
 
 from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_amount, format_cost, format_count, format_plan
+from proxy.cli.inspection.calls import format_call_text, load_call_text
+from proxy.cli.inspection.naming import read_session
+from proxy.cli.inspection.sessions import tell_saving
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
@@ -25,9 +28,6 @@ from proxy.cli.terminal import (
     wrap,
     write,
 )
-from proxy.cli.views.calls import format_call_text, load_call_text
-from proxy.cli.views.naming import read_session
-from proxy.cli.views.sessions import tell_saving
 from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader

@@ -14,8 +14,8 @@ from proxy.cli.formatting import (
     make_plain,
     shorten,
 )
+from proxy.cli.inspection.naming import read_session
 from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
-from proxy.cli.views.naming import read_session
 from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import Summary
 from proxy.read.context import SummaryStatus, describe_summaries, load_summaries, order_nodes

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from proxy.cli.formatting import format_amount, format_cost, format_count
+from proxy.cli.inspection.naming import read_session
+from proxy.cli.inspection.sessions import ID_DIGITS, tell_saving
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
@@ -27,8 +29,6 @@ from proxy.cli.terminal import (
     wrap,
     write,
 )
-from proxy.cli.views.naming import read_session
-from proxy.cli.views.sessions import ID_DIGITS, tell_saving
 from proxy.config import Settings
 from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS, LogReader

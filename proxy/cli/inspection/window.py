@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
+from proxy.cli.inspection.naming import read_session
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
@@ -18,7 +19,6 @@ from proxy.cli.terminal import (
     wrap,
     write,
 )
-from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.documents import write_json

@@ -84,12 +84,12 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 578_703, 334_282
+MOST_TOKENS, MOST_CORE_TOKENS = 578_702, 334_281
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
     "proxy/cli": 35_363,
     "proxy/config": 6_131,
-    "proxy/context": 74_317,
+    "proxy/context": 74_316,
     "proxy/demo": 6_677,
     "proxy/doctor": 4_924,
     "proxy/engine": 181_612,

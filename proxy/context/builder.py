@@ -351,12 +351,10 @@ class ContextBuilder:
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
         compacted = choose_compaction(request)
         beside = sum(each.tokens for each in compacted)
-        if (
-            not protection.has_reports
-            and request.head + kept.tokens + beside > most - _LEDGER_NEXT * request.budget.usable
-        ):
+        usable = request.budget.usable
+        if not protection.has_reports and request.head + kept.tokens + beside > most - _LEDGER_NEXT * usable:
             compacted, beside = (), 0
-        beside += compute_summaries_budget(request.budget.usable) if protection.has_reports and request.reports else 0
+        beside += compute_summaries_budget(usable) if protection.has_reports and request.reports else 0
         top = min(most, max(low, (_FULL - _LEDGER_SPARED * (1 - scale)) * goal.usable))
         room = max(_LEDGER_LEAST * goal.usable, min(room, top - request.head - kept.tokens - beside))
         carried = carry_ledgers(index, request.frozen, kept.least, room, self._count)

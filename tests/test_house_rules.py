@@ -50,7 +50,6 @@ LAZY_IMPORTS: dict[str, set[str]] = {
 BROAD_EXCEPTS = {
     "engine.runtime.attempt": "a call goes on without what is done beside it",
     "engine.context.accounting.UsageAccounting.build_manifest": "a body that nothing is known of is kept whole",
-    "engine.context.controller.ContextController.account": "the request is on its way",
     "engine.context.controller.ContextController.decide": "the call goes on as the client sent it",
     "engine.context.controller.ContextController.decide_at_once": "the call is decided again, with time",
     "engine.context.fallback.FallbackChain._try": "the next level is tried",
@@ -69,7 +68,7 @@ BROAD_EXCEPTS = {
     "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
     "worker.frames.serve": "what is wrong with a job is its result, and must not end the process",
 }
-MOST_BROAD_EXCEPTS = 21
+MOST_BROAD_EXCEPTS = 19
 # The files outside `proxy/wire` that may name a wire format, and why. All others ask the format, or a table of formats.
 WIRE_NAMES = {
     "proxy/engine/turns/context.py": "names of the SDK, in the type of an argument",
@@ -84,7 +83,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 578_702, 334_281
+MOST_TOKENS, MOST_CORE_TOKENS = 577_636, 333_215
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
     "proxy/cli": 35_363,
@@ -92,7 +91,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 74_316,
     "proxy/demo": 6_677,
     "proxy/doctor": 4_924,
-    "proxy/engine": 181_612,
+    "proxy/engine": 180_546,
     "proxy/model": 12_997,
     "proxy/read": 27_428,
     "proxy/retrieval": 12_287,
@@ -106,7 +105,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 16, 152, 133
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 16, 150, 132
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

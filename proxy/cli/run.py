@@ -26,6 +26,7 @@ import typer
 
 from proxy.cli.clients import ClientPlan, ClientStart, list_files, plan_client, replace_own_address, start_client
 from proxy.cli.formatting import CAUSES, format_count, make_plain
+from proxy.cli.inspection.costs import format_net
 from proxy.cli.logs import Log
 from proxy.cli.serve import (
     AdminTokenOption,
@@ -37,8 +38,12 @@ from proxy.cli.serve import (
     ModeOption,
     name_upstream,
 )
+<<<<<<< HEAD
 from proxy.cli.services import ConfigOption, DataOption, Invocation, Services
 from proxy.cli.views.costs import format_net
+=======
+from proxy.cli.services import ConfigOption, DataOption, Services
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader

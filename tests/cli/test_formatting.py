@@ -16,7 +16,7 @@ from proxy.cli.formatting import (
     order_children,
     shorten,
 )
-from proxy.cli.views.reports import format_difference
+from proxy.cli.inspection.reports import format_difference
 from proxy.model.epoch import EpochReason, Plan, Rung
 from proxy.read.context import describe_plan
 from proxy.read.diff import ChangeDocument, DifferenceDocument, MemberDocument, SentDocument, SideDocument

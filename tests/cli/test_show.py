@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.cli.inspection.reports import format_difference
+from proxy.cli.inspection.show import format_exchange, format_session
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
-from proxy.cli.views.reports import format_difference
-from proxy.cli.views.show import format_exchange, format_session
 from proxy.context.budget import BudgetPolicy
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow

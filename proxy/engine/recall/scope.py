@@ -33,7 +33,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """A requester. `tenant` is the fingerprint of its tenant; None means everything, which the administrator may see.
 
     `session` and `history` are those of the request that recalls, or of the conversation that a program looks at.
-    `parent` is the session of the agent that delegated it. `in_view` are the nodes whose whole content it sees. `room`
+    `parent` is the session of the agent that delegated it. `visible` are the nodes whose whole content it sees. `room`
     are the characters that the result of a search may have, if they are fewer than a page's.
     """
 
@@ -41,7 +41,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     parent: str = ""
     history: History | None = None
-    in_view: frozenset[bytes] = frozenset()
+    visible: frozenset[bytes] = frozenset()
     reach: RecallScope = "branch"
     room: int | None = None
 
@@ -76,13 +76,13 @@ def make_scope(
         session=request.session.id,
         parent=request.session.parent,
         history=History(request.wire, request.nodes, raws),
-        in_view=find_in_view(request.nodes, epoch),
+        visible=find_visible(request.nodes, epoch),
         reach=reach,
         room=room,
     )
 
 
-def find_in_view(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes]:
+def find_visible(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes]:
     """Return the nodes of messages that are sent whole under an epoch."""
     if epoch is None:
         return frozenset(nodes)

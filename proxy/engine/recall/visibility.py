@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from proxy.engine.ports import Index, LogReader
-from proxy.engine.recall.scope import find_in_view
+from proxy.engine.recall.scope import find_visible
 from proxy.engine.recorded.conversation import load_history
 from proxy.engine.recorded.lookup import find_newest_call, load_sent_epoch
 from proxy.model.epoch import Epoch, Replaced, Written
@@ -79,4 +79,4 @@ def _describe(exchange: str, nodes: Sequence[bytes], epoch: Epoch | None) -> _Se
         elif isinstance(edit, Replaced) and edit.text:
             short.update(nodes[edit.place : edit.place + 1])
             texts.append(edit.text)
-    return _SentCall(exchange, find_in_view(nodes, epoch), frozenset(short), tuple(texts))
+    return _SentCall(exchange, find_visible(nodes, epoch), frozenset(short), tuple(texts))

@@ -168,7 +168,7 @@ async def test_only_the_history_of_a_request_is_found_and_nothing_in_its_view(
     one, two = list_nodes(first, left)
     assert await find(index, "zebra", within=frozenset((one, two))) == ["a zebra at first", "the left zebra"]
     assert await find(index, "zebra", within=frozenset()) == []
-    assert await find(index, "zebra", in_view=frozenset((one,))) == ["the left zebra", "the right zebra"]
+    assert await find(index, "zebra", visible=frozenset((one,))) == ["the left zebra", "the right zebra"]
 
 
 async def test_a_message_that_came_again_stands_for_both_nodes(
@@ -181,7 +181,7 @@ async def test_a_message_that_came_again_stands_for_both_nodes(
     early, late = list_nodes(say("one"), read_message(reply("ok")), rule)[-1], list_nodes(rule)[0]
     for node in (early, late):
         assert len(await find(index, "zebra", within=frozenset((node,)))) == 1
-        assert not any("zebra" in text for text in await find(index, "zebra", in_view=frozenset((node,))))
+        assert not any("zebra" in text for text in await find(index, "zebra", visible=frozenset((node,))))
 
 
 async def test_what_is_not_indexed_yet_is_counted(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:

@@ -2,8 +2,15 @@
 
 from collections.abc import Sequence
 
+<<<<<<< HEAD:proxy/cli/views/window.py
 from proxy.cli.formatting import show
 from proxy.cli.services import READS, Invocation, SessionArgument, offers
+=======
+import typer
+
+from proxy.cli.inspection.naming import read_session
+from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/window.py
 from proxy.cli.terminal import (
     PLAIN,
     Cell,
@@ -15,7 +22,6 @@ from proxy.cli.terminal import (
     render_table,
     wrap,
 )
-from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
 from proxy.read.window import Window, load_window

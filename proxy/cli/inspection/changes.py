@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from proxy.cli.inspection.naming import find_for_server
 from proxy.cli.services import (
     ASKS,
     MAX_NUMBER,
@@ -35,7 +36,6 @@ from proxy.cli.terminal import (
     wrap,
     write,
 )
-from proxy.cli.views.naming import find_for_server
 from proxy.config import Settings
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import NotFound, StoreUnavailable

@@ -86,8 +86,8 @@ def format_sessions(found: Sequence[SessionSummary], now_ms: int, screen: Screen
     if not found:
         return _EMPTY
     rows: list[Sequence[Cell]] = []
-    for each, level in order_children(found):
-        lead = "  " * (level - 1) + "└ " * bool(level)
+    for each, depth in order_children(found):
+        lead = "  " * (depth - 1) + "└ " * bool(depth)
         is_live = each.status == "live"
         rows.append(
             (

@@ -10,10 +10,10 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import format_count, make_plain
+from proxy.cli.inspection.naming import find_named
 from proxy.cli.logs import CommandIndex, Log
 from proxy.cli.services import READS, Invocation, Services, offers
 from proxy.cli.terminal import format_local
-from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import StoreUnavailable

@@ -85,7 +85,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 575_936, 332_340
+MOST_TOKENS, MOST_CORE_TOKENS = 575_959, 332_363
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
     "proxy/cli": 34_714,
@@ -93,9 +93,9 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 74_316,
     "proxy/demo": 6_652,
     "proxy/doctor": 4_914,
-    "proxy/engine": 180_560,
+    "proxy/engine": 180_588,
     "proxy/model": 13_060,
-    "proxy/read": 26_672,
+    "proxy/read": 26_667,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
     "proxy/server": 28_220,
@@ -107,7 +107,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 150, 132
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 149, 132
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -65,7 +65,7 @@ def record_request(account: CacheCostAccount, sent: SentTokens, tariff: Tariff, 
     """Return the account after a request: `owed` grows by the price of what an epoch at the low mark would have saved.
 
     The excess is the tokens that were sent before and exceed the target. The price of the others does not depend on it.
-    If all is read at a tenth, this is CONTEXT-ECONOMY's sum of 0.1 (size - L), except for what is new in the request.
+    Where all is read at a tenth of the price, this adds 0.1 (size - target) per request, without what is new in it.
     """
     read, old = _split_cached(account, sent, tariff)
     excess = max(0, old - account.find_target(low))

@@ -1,7 +1,7 @@
 """The order in which identifiers and lines of removed steps are worth keeping, the most useful for their length first.
 
 A score estimates the odds that a word is needed again, from where it stood, who used it and how long ago. Its weights
-are those of CONTEXT-ECONOMY's hand-made order, adjusted on replayed sessions. No model is called.
+are those of an order made by hand, adjusted on replayed sessions. No model is called.
 """
 
 import re

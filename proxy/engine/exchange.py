@@ -107,9 +107,9 @@ class ExchangeService:
     ) -> None:
         """Carry a request whose whole body is in memory, in the wire format named `wire`.
 
-        If it is cancelled because the client disconnected, the call is recorded as aborted. That of a `program` in this
-        process belongs to the session that this names; one that was made elsewhere is recorded, and answered with the
-        response that came there: nothing is sent.
+        If it is cancelled because the client disconnected, the call is recorded as far as it came. The call of a
+        `program` in this process belongs to the session that this names; one that was made elsewhere is recorded, and
+        answered with the response that came there: nothing is sent.
         """
         with self._hold(client):
             await self._carry(incoming, self._formats[wire], client, program)

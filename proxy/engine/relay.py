@@ -2,6 +2,11 @@
 
 Bytes are passed on at once, with two exceptions: the first byte waits until the request is durable, the last one until
 the response is. A response that breaks off upstream breaks off at the client and is recorded as such.
+
+A client that hangs up cancels the task of its call. The round under way is then recorded as aborted, with what came of
+its response (status 0: nothing), and the connection to the upstream is closed. A response of which all has come is
+recorded as complete, also if only its commit was waited for. Between two rounds of an answer, the one that ended is
+complete, and the next one is not sent: if it was recorded already, it is aborted with status 0.
 """
 
 import asyncio
@@ -163,7 +168,7 @@ class RoundRecorder:
         if exchange.format is None or not outcome.size:
             return
         kind: AnswerKind = "whole"
-        if exchange.is_hidden:
+        if exchange.is_hidden or (exchange.is_final and exchange.rounds is not None and exchange.rounds.is_continued):
             kind = "stitched" if exchange.is_final else "hidden"
         told_by = (outcome.headers, outcome.received, ended, exchange.secrets)
         unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by, kind)
@@ -207,7 +212,7 @@ class Relay:
     async def carry(self, exchange: OpenExchange, send: Send, body: bytes | RequestBody) -> None:
         """Send the body and relay the response. If it is refused and there is a retry, relay the response to the retry.
 
-        Raises ProxyError if no response came. A cancelled call is recorded as aborted.
+        Raises ProxyError if no response came. A cancelled call is recorded as far as it came.
         """
         try:
             retry = await self._carry_round(exchange, send(body))
@@ -313,7 +318,7 @@ class Relay:
             retry = await rounds.find_next(exchange.k) if not rounds.fault else None
             kept = await self.recorder.redact(exchange, response)
         except BaseException:
-            exchange.is_final = True
+            exchange.is_hidden, exchange.is_final = not exchange.is_final, True  # it ends with a call of our own
             kept = await self.recorder.redact_anyway(exchange, response)
             self.recorder.end_round(exchange, response, completeness, kept=kept)
             raise

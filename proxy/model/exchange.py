@@ -25,6 +25,9 @@ Kind = Literal["managed", "passthrough", "auxiliary", "recorded"]
 CONVERSATION: frozenset[Kind] = frozenset({"managed", "recorded"})
 """The kinds of calls that a conversation consists of."""
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
+"""`complete`: all of a response came. `truncated`: the upstream broke it off. `failed`: none came. `aborted`: the
+client hung up, or the server ended, before all had come.
+"""
 
 
 MissCause = Literal["epoch", "tools", "system", "parameters", "message", "model", "idle", "provider", "unrecorded"]

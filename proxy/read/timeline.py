@@ -304,7 +304,7 @@ def _mark_failure(row: RoundFigures) -> Mark | None:
         return None
     if row.status >= 400:
         return Mark(row.n, "error", f"The upstream answered {row.status}", "Its response was relayed byte for byte.")
-    if not row.status or row.completeness == "failed":
+    if row.completeness == "failed":
         return Mark(row.n, "error", "No response came", "The upstream could not be reached, or sent no response.")
     if row.completeness == "truncated":
         return Mark(row.n, "error", "The response broke off", "The client saw it break off, too; what came is stored.")

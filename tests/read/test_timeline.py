@@ -73,9 +73,10 @@ def test_what_happened_is_marked_in_its_order_with_its_cause() -> None:
     epochs = summarize_epochs([make_epoch(view="m")], [OPENING], PRICES)
     failed = [
         replace(OPENING, n=5, epoch=0, status=529, rung=""),
-        replace(OPENING, n=6, epoch=0, status=0, rung=""),
+        replace(OPENING, n=6, epoch=0, status=0, completeness="failed", rung=""),
         replace(OPENING, n=7, epoch=0, completeness="truncated", rung=""),
         replace(OPENING, n=8, epoch=0, status=None, rung=""),
+        replace(OPENING, n=9, epoch=0, status=0, completeness="aborted", rung=""),  # the client left
     ]
     missed = make_use(4, cause="idle", read=0, missed=82_617)
     marks = list_marks([OPENING, *failed], epochs, [make_use(3), missed])

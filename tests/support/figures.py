@@ -168,7 +168,7 @@ def _is_managed(row: RoundFigures) -> bool:
 def _is_failed(row: RoundFigures) -> bool:
     if not row.is_last or row.status is None or row.kind == "auxiliary":
         return False
-    return row.status >= 400 or not row.status or row.completeness in ("failed", "truncated")
+    return row.status >= 400 or row.completeness in ("failed", "truncated")
 
 
 def _size(row: RoundFigures) -> int | None:

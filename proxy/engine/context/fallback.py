@@ -1,7 +1,8 @@
 """The rungs that are tried in order until one yields a request to send.
 
-The rungs are a new epoch, the active epoch, a minimal new epoch, and the client's own bytes. An epoch is in the log
-before anything is sent under it. If the log does not accept it, it changes nothing.
+The rungs are a new epoch; a minimal one, if the plan of that failed and the ceiling needs an epoch; the active epoch;
+and the client's own request. An epoch is in the log before anything is sent under it. If the log does not accept it, it
+changes nothing.
 """
 
 import asyncio

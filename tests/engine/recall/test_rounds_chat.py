@@ -309,6 +309,7 @@ async def test_a_client_that_leaves_ends_all_of_it(at: str) -> None:
     mine = [(each.k, each.completeness) for each in engine.log.of(Outcome) if each.exchange == newest]
     assert mine == ([(0, "complete")] if at == "running" else [(0, "complete"), (1, "aborted")]), outcomes
     assert engine.log.of(Recalled) == []
+    assert [each for each in engine.log.of(Reply) if each.exchange == newest] == [], "our own call is no answer"
     assert engine.lineage.open_exchanges == {} or at != "running"
     later = await ManagedEngine(run=run, after=engine).send(until(24), tools=TOOLS)
     assert later.plan.epoch

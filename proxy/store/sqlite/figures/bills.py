@@ -27,7 +27,7 @@ from proxy.store.sqlite.codec import encode_ids
 CHUNK = 256
 """Calls of which rows are derived in one transaction, which takes some 5 ms."""
 
-_VERSION = 4
+_VERSION = 5
 _KEY = "bills"
 _SEQ_SIZE = 8
 
@@ -109,7 +109,7 @@ _SIZE = "ifnull(input, iif(status BETWEEN 200 AND 299, sent, NULL))"
 _IS_COUNTED = f"kind <> 'auxiliary' AND {_SIZE} IS NOT NULL"
 MAIN = "kind IN ('managed', 'recorded') AND NOT is_side"
 MANAGED = "mode = 'manage' AND kind <> 'passthrough'"
-_FAILED = "is_last AND (status >= 400 OR status = 0 OR completeness IN ('failed', 'truncated'))"
+_FAILED = "is_last AND (status >= 400 OR completeness IN ('failed', 'truncated'))"
 # How the rounds of a sum are charged: not, for us, for the client, and what is known of the client's own requests.
 # What was made elsewhere is not, whatever its usage: nothing was spent here.
 UNKNOWN, OURS, PLAIN, OWN, ESTIMATE = range(5)

@@ -136,7 +136,8 @@ class DrainingServer(uvicorn.Server):
 
     def stop(self) -> None:
         """Begin the drain."""
-        self.should_exit = self._health.is_draining = True
+        self.should_exit = True
+        self._health.drain()
         self._is_told_to_stop.set()
         for end in self.ended_with_drain:
             end()

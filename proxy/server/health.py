@@ -3,7 +3,8 @@
 All responses come from memory; nothing here waits.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -103,6 +104,19 @@ class Health:
         self._refuses = refuses
         self.is_draining = False
         self.is_starting = False
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Say in the `with` block that what calls need is still being loaded."""
+        self.is_starting = True
+        try:
+            yield
+        finally:
+            self.is_starting = False
+
+    def drain(self) -> None:
+        """Say from now on that the server stops."""
+        self.is_draining = True
 
     async def live(self, request: Request) -> Response:
         """Respond 200: the process runs."""

@@ -14,7 +14,6 @@ import msgspec
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
-from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.calls import make_request
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
@@ -94,9 +93,7 @@ async def replay(
     try:
         engine.prepare()
         await engine.warm()
-        return [
-            await _Replay(engine, clock, upstreams, settings, transcript).run(note_call) for transcript in transcripts
-        ]
+        return [await _Replay(engine, clock, upstreams, transcript).run(note_call) for transcript in transcripts]
     finally:
         await engine.close(_IDLE_SECONDS)
 
@@ -109,7 +106,6 @@ class _Replay:
         engine: Engine,
         clock: ReplayClock,
         upstreams: Sequence[ReplayUpstream],
-        settings: Settings,
         transcript: Transcript,
     ) -> None:
         self._engine = engine
@@ -117,8 +113,8 @@ class _Replay:
         self._upstreams = upstreams
         self._transcript = transcript
         self._upstream = upstreams[0].name
-        self._prices = PriceList(engine.models.card, settings.providers())
-        self._usage = UsageEstimator(engine.models, self._prices, self._upstream, transcript)
+        self._prices = engine.models.prices
+        self._usage = UsageEstimator(engine.models, self._upstream, transcript)
         self._errors = 0
         self._sessions: dict[str, None] = {}  # where the log has its calls, in their order
 

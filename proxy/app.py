@@ -143,7 +143,7 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
             trimmer.start(asyncio.get_running_loop())
             tune_collector()
             engine.prepare()
-            engine.tasks.spawn(_warm(engine, health))
+            engine.tasks.spawn(health.start(engine.warm()))
             retaining = asyncio.get_running_loop().create_task(engine.retention.run())  # a shutdown ends it at once
             served = configure(access or app, policy, engine)
             server = DrainingServer(served, health, engine.tasks, policy.drain_seconds)
@@ -194,12 +194,6 @@ def _open_tracing(settings: Settings) -> "Tracing | None":
 
     servers = {upstream.name: upstream.base_url for upstream in settings.upstream_policies()}
     return Tracing(policy, servers)
-
-
-async def _warm(engine: Engine, health: Health) -> None:
-    """Load what calls need while the first ones are served. The server is ready afterwards, even if loading failed."""
-    with health.starting():
-        await engine.warm()
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:

@@ -136,8 +136,7 @@ class DrainingServer(uvicorn.Server):
 
     def stop(self) -> None:
         """Begin the drain."""
-        self.should_exit = True
-        self._health.drain()
+        self.should_exit = self._health.is_draining = True
         self._is_told_to_stop.set()
         for end in self.ended_with_drain:
             end()

@@ -9,7 +9,7 @@ from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.engine.ports import Upstream
 from proxy.engine.request_resolver import Route
-from proxy.engine.runtime import Descriptors, TaskRunner, WriteBatcher, read_descriptor_limit
+from proxy.engine.runtime import Descriptors, TaskRunner, read_descriptor_limit
 from proxy.model.errors import tell_install
 from proxy.upstream.client import DirectClient
 from proxy.upstream.litellm_library import is_installed, load_litellm
@@ -65,4 +65,4 @@ def build_upstream(
 
         library = None if policy.is_deferred else load_litellm()
         return LitellmClient(policy, library, tasks.spawn, hop_id=hop_id, load=load_litellm)
-    return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
+    return DirectClient(policy, tasks.spawn, descriptors, hop_id=hop_id)

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -92,13 +93,8 @@ class ExchangeService:
 
         Raises BadRequest for unknown values.
         """
-        for name, _ in headers:  # a comprehension would be a call more for each request
-            if name.startswith(OWN_PREFIX):
-                break
-        else:
-            return self._unasked
         own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
-        return read_options(own, self._policy.mode)
+        return read_options(own, self._policy.mode) if own else self._unasked
 
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
@@ -107,36 +103,38 @@ class ExchangeService:
         """
         return self._policy.mode != "bypass" or self.read_options(headers).mode != "bypass"
 
-    def carry(
+    async def carry(
         self, incoming: ClientRequest, wire: str, client: Client, program: ProgramCall | None = None
-    ) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
+    ) -> None:
+        """Carry a request whose whole body is in memory, in the wire format named `wire`.
 
         If it is cancelled because the client disconnected, the call is recorded as aborted. That of a `program` in this
         process belongs to the session that this names; one that was made elsewhere is recorded, and answered with the
         response that came there: nothing is sent.
         """
-        return self._hold(self._carry(incoming, self._formats[wire], client, program), client)
+        with self._hold(client):
+            await self._carry(incoming, self._formats[wire], client, program)
 
-    def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that carries a request whose tokens the upstream is to count. See also `carry`.
+    async def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> None:
+        """Carry a request whose tokens the upstream is to count. See also `carry`.
 
         What is counted is what would be sent for such a request now. It opens no epoch and is no part of its session.
         """
-        return self._hold(self._carry_count(incoming, self._formats[wire], client), client)
+        with self._hold(client):
+            await self._carry_count(incoming, self._formats[wire], client)
 
-    def carry_stream(
-        self, incoming: ClientRequest, body: RequestBody | None, client: Client
-    ) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that carries a request whose body, if any, streams through unread. See also `carry`."""
-        return self._hold(self._carry_stream(incoming, body, client), client)
+    async def carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
+        """Carry a request whose body, if any, streams through unread. See also `carry`."""
+        with self._hold(client):
+            await self._carry_stream(incoming, body, client)
 
-    async def _hold(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+    @contextmanager
+    def _hold(self, client: Client) -> Iterator[None]:
         """Register the current task until the call has ended. Report errors to the client."""
         task = _get_task()
         self.tasks.held.add(task)
         try:
-            await carrying
+            yield
         except ProxyError as error:
             client.fail(error)
         except asyncio.CancelledError:
@@ -233,12 +231,12 @@ class ExchangeService:
         return outgoing
 
     def _prepare(self, request: ResolvedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
-        """Set what is done after the request was sent, and after a refusal."""
+        """Set what is done beside the sending, and after a refusal."""
         exchange.plans.append(outgoing.plan)
-        if outgoing.uncounted is not None or outgoing.state is not None:
-            exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
+        if outgoing.state is not None:
+            self._controller.draft_ahead(outgoing)
         elif outgoing.is_managed and isinstance(request, ManagedRequest):
-            exchange.after_send.append(partial(self._controller.watch, request, outgoing))
+            self._controller.watch(request, outgoing)
         if (outgoing.is_managed or outgoing.is_mendable) and isinstance(request, ManagedRequest):
             exchange.is_guarded = outgoing.is_guarded or outgoing.is_opened  # a refusal may come with 200
             exchange.make_retries = partial(
@@ -247,27 +245,12 @@ class ExchangeService:
                 outgoing,
                 commit=partial(self._commit, exchange),
                 add_labels=partial(_add_labels, exchange.client, request),
-                run_after_send=exchange.run_after_send,
             )
         if self._recall is not None and isinstance(request, ManagedRequest) and request.kind != "recorded":
             exchange.make_rounds = partial(self._recall.begin, request, exchange)
             exchange.begin_rounds(outgoing.body, outgoing.epoch)
         if outgoing.labels:
             _add_labels(exchange.client, request, outgoing.labels)
-
-    def _follow(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
-        """Do what sending need not wait for: count, charge and record the request, and plan the next epoch."""
-        if outgoing.uncounted is not None:
-            outgoing = self._account(exchange, request, outgoing)
-        self._controller.draft_ahead(outgoing)
-
-    def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
-        counted = self._controller.account(outgoing)
-        _add_labels(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
-        exchange.plans.append(counted.plan)
-        if counted.plan is not None:
-            exchange.record(counted.plan, is_urgent=request.is_stream)
-        return counted
 
     def _list_records(
         self,
@@ -310,7 +293,7 @@ class ExchangeService:
             sent = request.find_sent(outgoing.body)
             manifest = self._controller.build_manifest(request, replace(outgoing, body=sent))
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
-        if outgoing.plan is not None and outgoing.uncounted is None:
+        if outgoing.plan is not None:
             records.append(outgoing.plan)
         if outgoing.pin is not None:
             records.append(outgoing.pin)

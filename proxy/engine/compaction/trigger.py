@@ -13,7 +13,7 @@ from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import find_matching
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
-from proxy.engine.policy import Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import attempt
 from proxy.model.card import Card
@@ -28,7 +28,6 @@ _IDLE_SECONDS = 5.0
 # The share of the soft mark from which on the next call may be the one that opens an epoch, so that a summary of what
 # that takes has to be asked for now.
 _NEAR_SHARE = 0.85
-_ANY = Provider()
 # Suffixes of host names in a local network (`host.docker.internal`). Names without a dot (`ollama`) are local, too.
 _NEAR = (".localhost", ".local", ".internal", ".lan")
 
@@ -161,7 +160,7 @@ class CompactionTrigger:
 
     def is_local(self, upstream: str, model: str) -> bool:
         """Return whether the upstream serves one request at a time, as declared or as assumed."""
-        provider = self.providers.get(upstream, _ANY)
+        provider = self.providers.get(upstream, UNKNOWN_PROVIDER)
         if provider.cache is not None or upstream not in self._near:
             return provider.cache == "local"
         return not self.models.card(upstream, model).prices_source

@@ -82,7 +82,6 @@ class RefusalRetry:
         *,
         commit: Commit,
         add_labels: Callable[[Headers], None],
-        run_after_send: Callable[[], None],
     ) -> None:
         self._states = states
         self._chain = chain
@@ -91,7 +90,6 @@ class RefusalRetry:
         self._outgoing = outgoing
         self._commit = commit
         self._add_labels = add_labels
-        self._run_after_send = run_after_send
         self._body = outgoing.body
         self._plan = outgoing.plan
         self._k = 0
@@ -121,7 +119,6 @@ class RefusalRetry:
             work = self._retry_rewritten(refusal)
         if work is None:
             return None
-        self._run_after_send()
         try:
             retry = await work
         except Exception:  # noqa: BLE001 - a boundary: the refusal goes to the client as it came

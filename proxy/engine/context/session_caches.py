@@ -1,6 +1,14 @@
 """Caches of the log for managed sessions: a dropped entry costs time or bytes, never correctness."""
 
-from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_manifest, hold, list_links, split_known
+from proxy.engine.body_cache import (
+    BodyCache,
+    BodySource,
+    CachedBody,
+    build_manifest,
+    find_kept,
+    list_links,
+    split_known,
+)
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.session_context import SessionContexts
 from proxy.engine.models import PromptSizes
@@ -40,11 +48,11 @@ class SentBodies:
             if found is None:
                 return self.keep_apart(content)
             split, source = found, _find_source(request, found, depth) if depth else None
-        holding = None
+        kept_part = None
         if len(content) > self._cap:
-            holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(request, split))
+            kept_part = find_kept(split, self._cap, list_links(known, shared), known, _find_lent(request, split))
         tenant, chain = request.session.tenant, request.chain
-        manifest, cached = build_manifest(tenant, split, chain, known, shared, source=source, holding=holding)
+        manifest, cached = build_manifest(tenant, split, chain, known, shared, source=source, kept_part=kept_part)
         if cached is not None:
             self._bodies.remember(key, cached, known)
         return manifest
@@ -99,7 +107,7 @@ def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
         if split.content[own.start : own.end] != client[other.start : other.end]:
             break
         same += 1
-    unkept = len(theirs) - request.holding.stop if request.holding is not None else 0
+    unkept = len(theirs) - request.kept_part.stop if request.kept_part is not None else 0
     return range(len(ours) - same, len(ours) - unkept)
 
 

@@ -231,7 +231,7 @@ async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_wai
 
 
 async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:
-    archive = open_archive(durability="normal", hold_ms=60_000, journal_hold_ms=60_000)
+    archive = open_archive(durability="normal", batch_ms=60_000, journal_batch_ms=60_000)
     assert not await archive.has_sessions()
     archive.append(make_opening(), make_step("e1", make_chain("a", "!b")), is_urgent=False)
     assert await archive.has_sessions()

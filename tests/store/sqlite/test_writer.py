@@ -87,7 +87,7 @@ async def test_the_first_waits_for_no_company(open_archive: Opener, disk: Disk) 
 
 
 async def test_what_is_not_urgent_rides_with_the_next_that_is(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive(hold_ms=60_000)
+    archive = open_archive(batch_ms=60_000)
     await archive.append(make_opening("e1"), make_round("e1"), make_outcome("e1"))
     before = disk.count("BEGIN")
     reading = archive.append(make_reading("e1"), is_urgent=False)
@@ -97,12 +97,12 @@ async def test_what_is_not_urgent_rides_with_the_next_that_is(open_archive: Open
 
 
 async def test_what_is_not_urgent_waits_for_its_time_only(open_archive: Opener) -> None:
-    archive = open_archive(hold_ms=1)
+    archive = open_archive(batch_ms=1)
     assert await archive.append(make_opening(), is_urgent=False)
 
 
 async def test_closing_writes_what_is_not_urgent(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive(hold_ms=60_000)
+    archive = open_archive(batch_ms=60_000)
     stored = archive.append(make_opening(), is_urgent=False)
     await archive.close()
     assert await stored

@@ -149,11 +149,11 @@ def test_reasoning_that_is_tied_to_our_call_is_withheld(output: list[Fields], ke
 def test_reasoning_waits_for_what_follows_and_no_longer() -> None:
     stitcher = make_stitcher(FORM, TOOL, is_stream=True)
     blocks = [b"%b\n\n" % block for block in items(TIED, WORDS).split(b"\n\n")[:-1]]
-    assert stitcher.feed(blocks[0]) == blocks[0] and not stitcher.is_holding
-    assert [stitcher.feed(block) for block in blocks[1:3]] == [b"", b""] and stitcher.is_holding
+    assert stitcher.feed(blocks[0]) == blocks[0] and not stitcher.is_withholding
+    assert [stitcher.feed(block) for block in blocks[1:3]] == [b"", b""] and stitcher.is_withholding
     assert stitcher.feed(b": ping\n\n: more\n") == b""
     assert stitcher.feed(blocks[3]) == b"".join(blocks[1:3]) + b": ping\n\n: more\n" + blocks[3]
-    assert stitcher.feed(blocks[4]) == blocks[4] and not stitcher.is_holding
+    assert stitcher.feed(blocks[4]) == blocks[4] and not stitcher.is_withholding
 
 
 def test_reasoning_that_is_told_in_plain_text_passes_as_it_comes() -> None:

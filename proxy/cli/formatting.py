@@ -1,13 +1,18 @@
 """What the log has as text: plans, costs, trees of calls and sessions; tables of fixed columns."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+import typer
+
+from proxy.cli.services import Invocation
 from proxy.cli.terminal import WIDTH as WIDTH
-from proxy.cli.terminal import format_money, format_tokens, measure
+from proxy.cli.terminal import Screen, find_screen, format_money, format_tokens, measure, write
 from proxy.cli.terminal import make_plain as make_plain
 from proxy.cli.terminal import shorten as shorten
+from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
+from proxy.read.context import PlanDocument
 from proxy.read.sessions import Fork
 
 MARK, SIDE_MARK = "●", "○"
@@ -95,7 +100,19 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
     return _GAP.join(cells).rstrip()
 
 
-def format_plan(plan: Plan) -> Iterator[str]:
+T = TypeVar("T")
+
+
+def show(called: Invocation, found: T, tell: Callable[[T, Screen], str]) -> None:
+    """Write what a command has found: as JSON, or as text for the screen."""
+    screen = find_screen()
+    if called.as_json:
+        typer.echo(write_json(found), nl=False)
+    else:
+        write(tell(found, screen), screen)
+
+
+def format_plan(plan: Plan | PlanDocument) -> Iterator[str]:
     """Yield lines that describe the plan of a round. An unknown count has no line."""
     yield f"sent      {WAYS[plan.rung]}{', ' * bool(plan.epoch)}{plan.epoch}{_SIZES[plan.pressure]}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:

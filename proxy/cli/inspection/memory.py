@@ -11,20 +11,7 @@ import typer
 
 from proxy.cli.formatting import WIDTH, format_count, make_plain, shorten
 from proxy.cli.inspection.naming import find_for_server, read_session
-from proxy.cli.services import (
-    BranchOption,
-    ConfigOption,
-    DataOption,
-    HostOption,
-    JsonOption,
-    PortOption,
-    Services,
-    SessionArgument,
-    TokenOption,
-    find_reason,
-    load_server_settings,
-    parse_object,
-)
+from proxy.cli.services import READS, BranchOption, Invocation, SessionArgument, find_reason, offers, parse_object
 from proxy.cli.terminal import format_local
 from proxy.config import Settings
 from proxy.context.conversation import SnapshotPolicy
@@ -56,8 +43,9 @@ class MemoryRefused(ProxyError):
     """The server did not change the memory of a session."""
 
 
+@offers("as_json", *READS, "host", "port", "admin_token")
 def memory(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     item_type: Annotated[
         str | None,
@@ -76,15 +64,8 @@ def memory(
     unpin: Annotated[str, typer.Option(metavar="ITEM", help="Have it come first no longer.")] = "",
     retract: Annotated[str, typer.Option(metavar="ITEM", help="Have an item shown never again.")] = "",
     reset: Annotated[bool, typer.Option("--reset", help="Forget all items so far; the log keeps everything.")] = False,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
 ) -> None:
     """Show what is remembered of a session, or change that."""
-    services: Services = context.obj
     if item_type is not None and item_type not in _TYPES:
         raise typer.BadParameter(f"is one of {', '.join(_TYPES)}", param_hint="--type")
     if when not in _WHEN:
@@ -94,20 +75,21 @@ def memory(
     if len(asked) > 1:
         raise typer.BadParameter("choose one of --compact, --pin, --unpin, --retract and --reset")
     for path, body in asked:
-        settings = load_server_settings(config, data, host, port, admin_token)
-        id = find_for_server(services, data, config, host, session)
-        status, content = services.ask_server(settings, f"/sessions/{id}/memory{path}", msgspec.json.encode(body))
+        settings, id = called.load_server_settings(), find_for_server(called, session)
+        status, content = called.services.ask_server(
+            settings, f"/sessions/{id}/memory{path}", msgspec.json.encode(body)
+        )
         response = parse_object(content)
         if "session" not in response:
             raise MemoryRefused(find_reason(status, response))
-        typer.echo(content if as_json else make_plain(format_change(response)), nl=not as_json)
+        typer.echo(content if called.as_json else make_plain(format_change(response)), nl=not called.as_json)
     if not asked:
 
         async def query(log: MemoryReader, settings: Settings, session: str) -> bytes:
             chosen = _Chosen(session, item_type or "", turn, limit, branch)
-            return await _render(log, chosen, settings.snapshot, as_json=as_json)
+            return await _render(log, chosen, settings.snapshot, as_json=called.as_json)
 
-        typer.echo(read_session(services, data, config, session, query), nl=False)
+        typer.echo(read_session(called, session, query), nl=False)
 
 
 class _Chosen(NamedTuple):

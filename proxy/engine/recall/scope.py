@@ -11,7 +11,7 @@ from proxy.engine.recall.policy import RecallScope
 from proxy.engine.recorded.conversation import OriginalText, load_history
 from proxy.engine.recorded.lookup import read_back
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Kept, Replaced, decode_edits
+from proxy.model.epoch import Epoch, Kept, Replaced
 from proxy.model.errors import NotFound
 from proxy.model.exchange import CONVERSATION, SessionKey
 from proxy.model.log import ExchangeRow
@@ -86,7 +86,7 @@ def find_visible(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes
     """Return the nodes of messages that are sent whole under an epoch."""
     if epoch is None:
         return frozenset(nodes)
-    edits = decode_edits(epoch.edits) if epoch.edits else ()
+    edits = epoch.list_edits()
     kept = [
         edit.place
         for edit in edits

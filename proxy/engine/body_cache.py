@@ -38,7 +38,7 @@ _WORTH_REMEMBERING = 4 * 1024
 _HEAD_SHARE = 0.75
 
 
-class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
+class Copied(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The client's body that another was made from. Its items from `start` on are in the other, from index `at` on."""
 
     items: Sequence[ByteRange]
@@ -49,7 +49,7 @@ class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
 class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A cached body: its split, the link of each item, the digest of each large member, and its messages.
 
-    There are fewer links than items if the last ones did not fit under the record cap. `source` is set only for a body
+    There are fewer links than items if the last ones did not fit under the record cap. `copied` is set only for a body
     that was made from a client's.
     """
 
@@ -57,7 +57,7 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     links: Sequence[bytes]
     digests: Mapping[str, bytes]
     chain: Chain
-    source: BodySource | None = None
+    copied: Copied | None = None
 
     @property
     def weight(self) -> int:
@@ -218,7 +218,7 @@ def build_manifest(
     known: CachedBody | None,
     shared: int,
     *,
-    source: BodySource | None = None,
+    copied: Copied | None = None,
     kept_part: KeptPart | None = None,
 ) -> tuple[Manifest, CachedBody | None]:
     """Build the manifest of a split body, without what the `known` one has. Return it, and the body to cache.
@@ -240,7 +240,7 @@ def build_manifest(
             [replace(each, content=None) if i in kept_part.lent else each for i, each in enumerate(slices, start)]
         )
     manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, kept_part)
-    return manifest, CachedBody(split, links, digests, chain, source)
+    return manifest, CachedBody(split, links, digests, chain, copied)
 
 
 def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[bytes, bytes]]:

@@ -61,7 +61,7 @@ class SentBodies:
 def _grow(
     request: ManagedRequest, content: bytes, depth: int, known: CachedBody
 ) -> tuple[SplitBody, int, Copied] | None:
-    """Split a body that continues the known one. Return the split, the number of shared items, and what it has of the client's.
+    """Split a body that continues the known one. Return the split, the number of shared items, and what is copied.
 
     Return None if the body does not continue the known one. What the client's requests share was compared when they
     arrived: their byte ranges are then in one shared sequence.

@@ -85,7 +85,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 575_936, 332_340
+MOST_TOKENS, MOST_CORE_TOKENS = 575_646, 332_050
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
     "proxy/cli": 34_714,
@@ -94,12 +94,12 @@ MOST_PACKAGE_TOKENS = {
     "proxy/demo": 6_652,
     "proxy/doctor": 4_914,
     "proxy/engine": 180_560,
-    "proxy/model": 13_060,
+    "proxy/model": 13_062,
     "proxy/read": 26_672,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
     "proxy/server": 28_220,
-    "proxy/store": 59_898,
+    "proxy/store": 59_606,
     "proxy/telemetry": 8_470,
     "proxy/transcripts": 9_702,
     "proxy/trial": 8_888,

@@ -65,17 +65,6 @@ async def test_a_call_shows_what_it_added_and_the_answer(
     assert whole == f"\nsystem\n    be kind\n\nuser\n    one{added}"
 
 
-async def test_an_input_that_is_a_string_is_one_message() -> None:
-    assert tell(await load("responses", {"input": "one"}, {})).startswith("\nuser\n    one\n")
-
-
-async def test_a_repeated_request_still_shows_its_newest_message() -> None:
-    call = await load("chat_completions", {"messages": [ONE, TWO]}, {}, base=2)
-    assert tell(call).startswith("… 1 message before these")
-    assert "\nuser\n    two\n" in tell(call)
-    assert tell(call).endswith("no answer was recorded")
-
-
 def test_a_long_output_is_cut_and_says_how_to_see_it_all() -> None:
     call = CallText((), (Message("tool", LONG), Message("tool", "x" * 9000)), 0, (Message("assistant", ""),))
     told = tell(call)
@@ -97,17 +86,7 @@ def test_calls_of_tools_media_and_names_are_shown() -> None:
     assert "y" * 5000 in tell(call, is_whole=True)
 
 
-async def test_a_call_that_cannot_be_read_says_why() -> None:
-    call = await load_call_text(FakeLog(), replace(EXCHANGE, wire=""))
-    assert tell(call).startswith("The request cannot be shown: it is in no known wire format; --raw request writes its")
-
-
 def test_a_message_cannot_move_the_cursor() -> None:
     bad = "\x1b[2J\u202e"
     call = CallText((), (Message(bad, bad, (ToolCall("c", bad, bad),), name=bad, media=(bad,)),), 0, ())
     assert not [c for c in tell(call) if not c.isprintable() and c != "\n"]
-
-
-def test_of_a_call_that_was_erased_nothing_is_said_of_its_answer() -> None:
-    told = tell(CallText(missing="this call was erased"))
-    assert told == "The request cannot be shown: this call was erased."

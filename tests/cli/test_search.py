@@ -12,7 +12,7 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import Selection, SessionRow
 from proxy.model.search import IndexHealth, SearchAnswer
 from tests.cli.commands import call_on_disk, call_with
-from tests.server.api.test_search import ENTRY, HIT
+from tests.server.api.test_search import HIT
 from tests.store.search.test_indexer import change, dump
 from tests.support.fake_log import FakeLog
 from tests.support.indexing import LogBuilder, ask_tool, say
@@ -47,15 +47,6 @@ def test_it_finds_without_a_server(data: Path, capsys: pytest.CaptureFixture[str
     assert hit["snippet"].strip() == "Where is the zebra?"
     assert call_on_disk(data, "expand", hit["reference"]) == 0
     assert capsys.readouterr().out == "Where is the zebra?"
-
-
-def test_what_was_not_found_is_told(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call_on_disk(data, "search", "okapi") == 0
-    assert capsys.readouterr().out == "nothing was found\n"
-    assert call_on_disk(data, "search", "zebra", "--since", "never") == 1
-    assert "since is a date" in capsys.readouterr().err
-    assert call_on_disk(data, "expand", "aaaaaaaaaa") == 1
-    assert "there is no reference aaaaaaaaaa" in capsys.readouterr().err
 
 
 def test_the_index_is_made_and_made_anew(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,11 +99,6 @@ def test_a_server_makes_its_index_anew(capsys: pytest.CaptureFixture[str]) -> No
     server["ask_server"] = lambda settings, path, body: (503, b"no")
     assert run(FakeIndex(), "index", "--rebuild", update_index=refuse, **server) == 1
     assert "the server did not make the index anew: no" in capsys.readouterr().err
-
-
-def test_a_hit_is_expanded_beside_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(FakeIndex(entry=ENTRY), "expand", "ref:abcdefgh23", "--page", "2") == 0
-    assert capsys.readouterr().out == "rest"
 
 
 def test_progress_is_shown_on_a_terminal_only(

@@ -2,17 +2,14 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 import pytest
 
-from proxy.model.epoch import StoredContext
 from proxy.model.errors import Erased, NotFound
 from proxy.model.messages import LEDGER_HEAD
 from proxy.read.calls import describe_whole
 from proxy.read.export import Form, load_handoff, open_export, write_handoff
-from tests.support.contexts import make_epoch
 from tests.support.fake_log import ANSWER, REQUEST, TREE, FakeLog, tree_log
 from tests.support.managing import make_history
 from tests.support.scripted import LIMIT
@@ -29,23 +26,6 @@ async def test_a_document_has_all_exchanges_or_those_of_a_branch() -> None:
     one = json.loads(await write(tree_log(), "json", b"five".hex()))
     assert [row["n"] for row in one["exchanges"]] == [1, 4, 5]
     assert [row["request"]["messages"][0]["content"] for row in one["exchanges"]] == ["1", "4", "5"]
-
-
-async def test_lines_have_an_exchange_each() -> None:
-    lines = (await write(tree_log(), "jsonl", b"five".hex())).splitlines()
-    assert [json.loads(line)["n"] for line in lines] == [1, 4, 5]
-
-
-async def test_a_conversation_is_that_of_the_branch() -> None:
-    async def read(tip: str) -> Any:
-        return json.loads(await write(tree_log(), "openai", tip))[0]["content"]
-
-    assert [await read(tip) for tip in ("", b"five".hex(), b"three".hex(), b"seven".hex())] == ["6", "5", "3", "7"]
-
-
-async def test_a_session_without_exchanges_is_still_a_document() -> None:
-    assert json.loads(await write(FakeLog(exchanges=()), "json")) == {"session": "abc1", "exchanges": []}
-    assert await write(FakeLog(exchanges=()), "jsonl") == b""
 
 
 @pytest.mark.parametrize(("form", "tip"), [("json", "ff"), ("jsonl", "ff"), ("openai", "ff")])
@@ -149,36 +129,3 @@ async def test_fences_hold_what_has_fences(talk: Talk) -> None:
     await talk.ask(history)
     text = write_handoff(await load_handoff(talk.log, talk.session))
     assert "`````\na\n````\nb\n`````" in text
-
-
-async def test_it_is_short_after_a_revert_too(talk: Talk) -> None:
-    await talk.grow_to(1)
-    before = write_handoff(await load_handoff(talk.log, talk.session))
-    await talk.care.revert(talk.session, 1)
-    assert write_handoff(await load_handoff(talk.log, talk.session)) == before
-
-
-async def test_an_unknown_session_is_told() -> None:
-    with pytest.raises(NotFound):
-        await load_handoff(tree_log(), "zzz")
-
-
-async def test_what_is_no_text_is_named() -> None:
-    content = b'[{"type":"text","text":"look"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]'
-    log = FakeLog(bodies={"x1": b'{"messages":[{"role":"user","content":%b}]}' % content})
-    text = write_handoff(await load_handoff(log, "abc1"))
-    assert "\nlook\n(" in text
-    assert "base64" not in text
-
-
-class EpochLog(FakeLog):
-    """Has an epoch, and a request whose messages have no place in the log."""
-
-    async def load_context(self, session: str) -> StoredContext:
-        return StoredContext(epochs=(make_epoch("e1"),))
-
-
-async def test_an_epoch_stands_for_nothing_of_a_request_without_a_place() -> None:
-    handoff = await load_handoff(EpochLog(), "abc1")
-    assert handoff.epoch is None
-    assert len(handoff.messages) == 2

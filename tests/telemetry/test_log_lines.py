@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from proxy.config import ConfigError, load_settings
-from proxy.telemetry.log_lines import ACCESS, ATTRIBUTES, JsonLines, RepeatCountingStream, TextLines
+from proxy.telemetry.log_lines import ATTRIBUTES, JsonLines, RepeatCountingStream, TextLines
 
 
 class Lines:
@@ -51,35 +51,6 @@ def test_equal_lines_are_counted_and_not_repeated(lines: Lines) -> None:
     assert lines.read()[2:] == ["no room: disk full (repeated 13 times in 6 s)"]
     lines.log("no room: %s", "disk full")
     assert lines.read()[3:] == ["no room: disk full"]
-
-
-def test_a_line_that_came_once_is_not_told_again(lines: Lines) -> None:
-    lines.log("once")
-    lines.log("later", after=61.0)
-    lines.handler.close()
-    assert lines.read() == ["once", "later"]
-
-
-def test_lines_that_differ_are_all_written(lines: Lines) -> None:
-    lines.log("no room: %s", "disk full")
-    lines.log("no room: %s", "quota")
-    lines.log("failed", error=ValueError("a"))
-    lines.log("failed", error=ValueError("b"))
-    assert lines.read() == [
-        "no room: disk full",
-        "no room: quota",
-        "failed",
-        "ValueError: a",
-        "failed",
-        "ValueError: b",
-    ]
-
-
-def test_what_was_counted_is_told_at_the_end(lines: Lines) -> None:
-    lines.log("failed", error=ValueError("a"))
-    lines.log("failed", after=3.0, error=ValueError("a"))
-    lines.handler.close()
-    assert lines.read() == ["failed", "ValueError: a", "failed (repeated 1 times in 3 s)"]
 
 
 def test_what_was_counted_is_told_though_nothing_else_is_logged(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +151,6 @@ def test_lines_about_different_calls_are_equal_and_the_count_is_a_field() -> Non
     first, last = (msgspec.json.decode(line) for line in stream.getvalue().splitlines())
     assert first["attributes"] == {"palimpsest.exchange.id": "e1"}
     assert last["attributes"] == {"palimpsest.repeated": 2}
-
-
-def test_the_lines_of_requests_are_all_written() -> None:
-    stream = io.StringIO()
-    handler = RepeatCountingStream(stream)
-    for _ in range(3):
-        handler.handle(logging.LogRecord(ACCESS, logging.INFO, "x.py", 1, "request served", (), None))
-    assert stream.getvalue().count("request served") == 3
 
 
 def test_what_is_remembered_of_lines_is_bounded(lines: Lines) -> None:

@@ -7,10 +7,8 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy import __version__
 from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
-    AgentNudgedEvent,
     AnswerRead,
     AuxiliaryEnded,
     CallUnreadableEvent,
@@ -21,7 +19,6 @@ from proxy.model.events import (
     Planned,
     ReasoningRemoved,
     RungFailedEvent,
-    SessionIdleEvent,
     SummaryAddedEvent,
     SummaryWasted,
 )
@@ -49,14 +46,6 @@ def read(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], floa
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
     }
-
-
-def test_nothing_has_happened_at_the_start() -> None:
-    told = read(Metrics(lambda: HEALTH, lambda: 7))
-    assert told["palimpsest_request_bytes_total", ()] == 0
-    assert told["palimpsest_exchange_seconds_count", ()] == 0
-    assert told["palimpsest_tasks", ()] == 7
-    assert not any(name == "palimpsest_exchanges_total" for name, _ in told)
 
 
 def test_calls_are_counted_by_how_they_ended() -> None:
@@ -142,17 +131,6 @@ def test_managing_is_counted_by_few_labels() -> None:
     assert told["palimpsest_tokens_above_ceiling_total", ()] == 303
 
 
-def test_nudges_are_counted_by_how_many_in_a_row() -> None:
-    metrics = Metrics(lambda: HEALTH, lambda: 0)
-    for attempt in (1, 1, 2):
-        metrics.count(AgentNudgedEvent(exchange="x", session="s", attempt=attempt))
-    metrics.count(SessionIdleEvent(exchange="x", session="s", attempts=3))
-    told = {name: value for name, value in read(metrics).items() if value}
-    assert told["palimpsest_nudges_total", (("attempt", "1"),)] == 2
-    assert told["palimpsest_nudges_total", (("attempt", "2"),)] == 1
-    assert told["palimpsest_idle_sessions_total", ()] == 1
-
-
 def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     metrics.count(AnswerRead("x1", 0, round=recorded(), saved=100.0, saved_money=0.5))
@@ -170,19 +148,6 @@ def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() 
     assert told["palimpsest_corrected_saved_tokens", ()] == -200
     assert told["palimpsest_saved_money_total", ()] == 0.5
     assert told["palimpsest_lost_money_total", ()] == 1.5
-
-
-def test_seconds_fall_into_buckets_that_add_up() -> None:
-    metrics = Metrics(lambda: HEALTH, lambda: 0)
-    for seconds in (0.05, 0.06, 1000.0):
-        metrics.count(recorded(first_byte_s=0.0, total_s=seconds))
-    told = read(metrics)
-    counts = [
-        told["palimpsest_exchange_seconds_bucket", (("le", bound),)] for bound in ("0.05", "0.1", "300.0", "+Inf")
-    ]
-    assert counts == [1, 2, 2, 3]
-    assert told["palimpsest_exchange_seconds_sum", ()] == 1000.11
-    assert told["palimpsest_first_byte_seconds_count", ()] == 0
 
 
 def test_the_state_of_the_log_is_told() -> None:
@@ -233,15 +198,6 @@ def test_clients_cannot_make_labels_without_bound() -> None:
     assert told["palimpsest_usage_tokens_total", labels] == 200
 
 
-def test_what_the_proxy_takes_of_a_call_is_measured_from_a_tenth_of_a_millisecond_on() -> None:
-    metrics = Metrics(lambda: HEALTH, lambda: 0)
-    for seconds in (None, 0.00009, 0.0002, 0.02):
-        metrics.count(replace(recorded(), overhead_s=seconds))
-    told = read(metrics)
-    counts = [told["palimpsest_overhead_seconds_bucket", (("le", bound),)] for bound in ("0.0001", "0.00025", "+Inf")]
-    assert counts == [1, 2, 3]
-
-
 def test_the_files_of_the_log_and_what_is_left_of_the_disk_are_measured(tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     log.write_bytes(b"12345")
@@ -254,12 +210,6 @@ def test_the_files_of_the_log_and_what_is_left_of_the_disk_are_measured(tmp_path
     assert told["palimpsest_log_max_bytes", ()] == 9
     assert told["palimpsest_log_bytes", (("file", "wal"),)] == 3
     assert told["palimpsest_upstream_circuit_open", (("upstream", "openai"),)] == 1
-
-
-def test_the_version_and_the_process_are_told() -> None:
-    told = dict(read(Metrics(lambda: HEALTH, lambda: 0)).keys())
-    assert ("version", __version__) in told["palimpsest_build_info"]
-    assert {"process_resident_memory_bytes", "process_start_time_seconds", "process_open_fds"} <= set(told)
 
 
 # --- conventions -----------------------------------------------------------------------------------------------------

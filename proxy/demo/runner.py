@@ -35,6 +35,7 @@ from proxy.read.cache import CacheReport, load_cache
 from proxy.read.savings import SavingsInputs
 from proxy.running import ask_server, find_link
 from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.wire import OWN_FORMAT
 
 NAME = "demo"
 _SECONDS = httpx.Timeout(120.0)
@@ -170,7 +171,7 @@ class _Demo:
     def _ask(self, client: httpx.Client, inputs: SavingsInputs) -> dict[str, Any]:
         tools = make_tools(has_tracker=self._calls >= _TRACKER_FROM)
         body = {"model": MODEL, "messages": self._messages, "tools": tools}
-        response = client.post("/v1/chat/completions", json=body)
+        response = client.post(f"/v1{OWN_FORMAT.path_ending}", json=body)
         response.raise_for_status()
         message: dict[str, Any] = response.json()["choices"][0]["message"]
         self._unmanaged.add(body, json.dumps(message))

@@ -247,9 +247,6 @@ class Original(Value, array_like=True):
 OUTSIDE = -1
 """The place of an original that is no message of its conversation: a file that a program has put into the log."""
 
-FILE_WIRE = "chat_completions"
-"""The format of the message that such a file is kept as. Its role is `file`, and its name is the path."""
-
 
 def name_file(reference: str) -> str:
     """Return the id of the exchange in which the log has the file behind a reference."""

@@ -23,11 +23,12 @@ from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
-from proxy.trial.requests import Requests, make_response
+from proxy.trial.requests import Requests
 from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.wire import FORMATS, MESSAGES
+from proxy.wire import FORMATS
+from proxy.wire.translation.responses import write_response
 
 _OK = 200
 _IDLE_SECONDS = 5.0
@@ -39,7 +40,6 @@ _HOSTS = {
     "openrouter": "https://openrouter.ai/api/v1",
     "deepseek": "https://api.deepseek.com/v1",
 }
-_USUAL = {MESSAGES.name: "anthropic"}
 _NO_USAGE = "its transcript has no usage of {0}: counted, with what the provider's cache should hold"
 _MISSING = "its transcript is without {0}"
 _SIZED = "{0}: their size is taken from the usage of the first call"
@@ -54,7 +54,7 @@ def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> 
     groups: dict[str, list[Transcript]] = {}
     own = "upstreams" in settings.model_fields_set
     for transcript in transcripts:
-        usual = _USUAL.get(transcript.wire, "openai")
+        usual = FORMATS[transcript.wire].api
         name = "" if own else transcript.provider if transcript.provider in _HOSTS else usual
         groups.setdefault(name, []).append(transcript)
     return groups
@@ -145,7 +145,9 @@ class _Replay:
                 self._usage.note_unchanged()
             else:
                 usage = await self._usage.estimate(sent, own)
-            return make_response(self._transcript.wire, call, number, usage)
+            return write_response(
+                FORMATS[self._transcript.wire], call.answer, number=str(number), model=call.model, usage=usage
+            )
 
         for upstream in self._upstreams:
             upstream.expect(number, answer)

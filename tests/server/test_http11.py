@@ -19,7 +19,6 @@ from tests.support.scripted import (
     request,
 )
 from tests.support.serving import Plan, Served, serving, with_server
-from tests.support.writes import BusyWrites
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[]}'
@@ -166,27 +165,6 @@ async def test_a_client_that_takes_nothing_is_given_up(plan: Plan, upstream: Scr
 
 
 # --- one connection, several requests --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("end", ["refuse", "shutdown", "break_off"])
-async def test_what_waits_for_the_end_of_the_turn_comes_before_the_end(upstream: ScriptedUpstream, end: str) -> None:
-    plan = Plan(upstream.url, writes=BusyWrites())
-    async with serving(plan) as served, await served.connect() as client:
-        client.send(request("GET", "/-/live"))
-        await client.read_answer()
-        if end == "break_off":
-            client.send(request("POST", CHAT, body=BODY))
-            await upstream.accept_request()
-        protocol = find_protocol(served)
-        plan.writes.put(protocol.transport, answer(b"waited"))
-        if end == "break_off":
-            find_response(served).break_off()
-        else:
-            {"refuse": protocol.refuse, "shutdown": protocol.shutdown}[end]()
-        assert (await client.read_answer()).body == b"waited"
-        if end == "refuse":
-            assert_refused(await client.read_answer(), 400, "bad_request")
-        assert await client.read_to_end() == b""
 
 
 async def test_what_a_request_was_served_with_is_let_go(served: Served, upstream: ScriptedUpstream) -> None:

@@ -30,7 +30,6 @@ _MEDIA = "application/x-ndjson"
 _HEADERS = {**GUARDS, "x-accel-buffering": "no"}  # a proxy before us must not hold results back to fill its buffer
 
 Text = Annotated[str, Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=1, le=1000)]
 
 
 Results = AsyncGenerator[tuple[int, MapResult]] | AsyncGenerator[tuple[int, AgentMapResult]]
@@ -48,7 +47,7 @@ class MapOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_template: Text
     operator: Literal["llm_map", "agentic_map"] = "llm_map"
     output_schema: Annotated[dict[str, Any], Meta(description="the JSON Schema of an answer")] | None = None
-    concurrency: Count | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=1000)] | None = None
     max_retries: Annotated[int, Meta(ge=0, le=100)] | None = None
     system_prompt: str | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = 0.0

@@ -54,7 +54,9 @@ def test_tool_calls_of_servers_with_ways_of_their_own(
 ) -> None:
     found = message(deltas(*fragments))["tool_calls"]
     assert isinstance(found, list)
-    assert [(c["id"], c["function"].get("name"), c["function"]["arguments"]) for c in found] == [tuple(call) for call in calls]
+    assert [(c["id"], c["function"].get("name"), c["function"]["arguments"]) for c in found] == [
+        tuple(call) for call in calls
+    ]
 
 
 def test_deepseek_sends_reasoning_and_counts_with_its_last_choice() -> None:

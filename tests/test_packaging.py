@@ -1,6 +1,7 @@
 """What is needed to install, test and ship: requirements, locks, Makefile, CI script, container, licence."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -169,6 +170,11 @@ def test_a_wheel_has_the_map_of_models_and_asks_for_what_the_project_does(tmp_pa
     assert plain == {str(Requirement(each)) for each in project()["dependencies"]}
 
 
+def test_the_console_script_exists() -> None:
+    module, _, name = project()["scripts"]["palimpsest"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_the_command_says_which_package_has_its_name(tmp_path: Path, is_ours: bool) -> None:
     (tmp_path / "proxy").mkdir()
@@ -200,6 +206,10 @@ def test_make_installs_by_a_python_that_has_pip_although_the_environment_comes_f
         [chosen, "-m", "pip", "--version"], env=environment, capture_output=True, timeout=LIMIT, check=False
     )
     assert asked.returncode == 0, chosen
+
+
+def test_one_version() -> None:
+    assert project()["version"] == proxy.__version__
 
 
 def test_the_licence_is_what_the_project_says() -> None:
@@ -310,6 +320,10 @@ def test_ci_runs_the_tests_their_coverage_the_golden_corpus_and_the_journeys() -
     assert lines[-4:] == ["make test", "make coverage", "make golden", "exec make journeys"]
 
 
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "proxy" / "py.typed").exists()
+
+
 def instructions(name: str) -> list[str]:
     """The Dockerfile's instructions of one kind, continued lines joined."""
     joined = read("Dockerfile").replace("\\\n", " ")
@@ -343,6 +357,10 @@ class Container:
 
     def is_healthy(self) -> bool:
         return self.execute(*self._check).returncode == 0
+
+
+def test_the_containers_base_is_pinned() -> None:
+    assert {base.split()[0] for base in instructions("FROM")} == {"python:3.11.14-slim-bookworm"}
 
 
 def test_the_container_installs_from_the_lock_with_hashes() -> None:

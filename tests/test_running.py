@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from proxy.config import Settings, load_settings
-from proxy.model.errors import NotFound, UpstreamUnreachable
+from proxy.model.errors import NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.running import ask_server, find_address, find_admin_token, find_link, find_server, note_address
 from tests.journeys.provider import run_application
 
@@ -33,6 +33,12 @@ def test_a_made_token_stays_the_same_and_is_the_owners_only(tmp_path: Path) -> N
     assert len(token) >= 32
     assert find_admin_token(settings_in(tmp_path)) == token
     assert (tmp_path / "admin-token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_token_that_cannot_be_kept_is_an_error_that_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnavailable, match=r"admin-token: .*choose --data"):
+        find_admin_token(settings_in(tmp_path / "file"))
 
 
 def test_a_server_is_asked_with_the_token_that_it_has_kept(tmp_path: Path) -> None:
@@ -60,6 +66,14 @@ def serve_live(response: Response) -> Starlette:
         return response
 
     return Starlette(routes=[Route("/-/live", live)])
+
+
+def test_a_server_that_is_noted_and_does_not_answer_is_none(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    assert find_server(settings) == ()
+    with run_application(serve_live(PlainTextResponse("no"))) as port, note_address(settings, port):
+        assert find_server(settings) == (), "another program listens there now"
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.json"], "which judge what is in its log"
 
 
 def test_a_server_that_answers_is_found_with_its_upstreams(tmp_path: Path) -> None:
@@ -92,3 +106,10 @@ def test_the_link_has_the_token_as_an_address_spells_it(tmp_path: Path) -> None:
             assert time.monotonic() < until
         assert find_link(settings) == f"http://127.0.0.1:{port}/-/?token={token}"
         assert find_link(settings_in(tmp_path, **{"server.admin_token": "a;b&c"})).endswith("/-/?token=a%3Bb%26c")
+
+
+def test_there_is_no_link_to_a_server_that_has_ended(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, **{"server.port": 9})
+    find_admin_token(settings)
+    with pytest.raises(UpstreamUnreachable, match=rf"no page to open; `palimpsest serve --data {tmp_path}` shows"):
+        find_link(settings)

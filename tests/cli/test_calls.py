@@ -65,6 +65,10 @@ async def test_a_call_shows_what_it_added_and_the_answer(
     assert whole == f"\nsystem\n    be kind\n\nuser\n    one{added}"
 
 
+async def test_an_input_that_is_a_string_is_one_message() -> None:
+    assert tell(await load("responses", {"input": "one"}, {})).startswith("\nuser\n    one\n")
+
+
 def test_a_long_output_is_cut_and_says_how_to_see_it_all() -> None:
     call = CallText((), (Message("tool", LONG), Message("tool", "x" * 9000)), 0, (Message("assistant", ""),))
     told = tell(call)
@@ -84,6 +88,11 @@ def test_calls_of_tools_media_and_names_are_shown() -> None:
     assert "\nuser (ada)\n    see\n    [image, 10 KB]\n" in told
     assert '\nanswer\n    → bash {"command": "ls"}\n    → write …' in told
     assert "y" * 5000 in tell(call, is_whole=True)
+
+
+async def test_a_call_that_cannot_be_read_says_why() -> None:
+    call = await load_call_text(FakeLog(), replace(EXCHANGE, wire=""))
+    assert tell(call).startswith("The request cannot be shown: it is in no known wire format; --raw request writes its")
 
 
 def test_a_message_cannot_move_the_cursor() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.terminal import UNKNOWN
+from proxy.cli.terminal import UNKNOWN, Screen
+from proxy.cli.views.changes import format_reversion
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call_with
@@ -71,6 +72,41 @@ def test_a_dry_run_states_the_price_and_changes_nothing(capsys: pytest.CaptureFi
     assert "Nothing was changed. Without --dry-run it is done.\n" in told
 
 
+def test_a_price_in_money_comes_first() -> None:
+    told = format_reversion(QUOTE | {"is_lasting": False}, 1, (0.2, -0.02), Screen(400))
+    assert "That costs $0.20 (158,400 tokens of uncached input) more with the next call, and \u2212$0.02 (" in told
+    assert "So much does not fit the budget: an epoch opens again with the next call.\n" in told
+
+
+def test_an_epoch_that_is_not_there_is_not_reverted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Server(get_epochs=(200, EPOCHS)).call("revert", "abc1", "9") == 1
+    assert "no epoch 9; `palimpsest epochs SESSION` lists its 3\n" in capsys.readouterr().err
+
+
+def test_the_documents_are_those_of_the_server(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    server = Server(
+        get_epochs=(200, EPOCHS),
+        post_revert=(200, QUOTE),
+        get_pins=(200, {"items": [PIN], "next": None}),
+        post_pins=(200, PIN),
+        delete_pins=(200, {"items": [], "next": None}),
+    )
+    for arguments, document in (
+        (("revert", "abc1", "1"), QUOTE),
+        (("pin", "abc1"), [PIN]),
+        (("pin", "abc1", "3"), PIN),
+        (("unpin", "abc1", "ab"), []),
+    ):
+        assert server.call(*arguments, "--json") == 0
+        assert json.loads(capsysbinary.readouterr().out) == document
+
+
+def test_without_an_epoch_there_is_nothing_to_undo(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(get_epochs=(200, {"items": [], "next": None}))
+    assert server.call("revert", "abc1") == 1
+    assert "this session has no epoch" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "query"),
     [
@@ -100,6 +136,15 @@ def test_pins_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert Server(get_pins=(200, [])).call("pin", "abc1") == 0
     assert capsys.readouterr().out.startswith("No message is pinned.")
+
+
+def test_a_pin_is_removed_by_the_beginning_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(get_pins=(200, [PIN, UNSEEN]), delete_pins=(200, [UNSEEN]))
+    assert server.call("unpin", "abc1", "AB12ab") == 0
+    assert server.asked[-1] == ("DELETE", "/sessions/abc1/pins", {"node": NODE})
+    assert capsys.readouterr().out.startswith("Unpinned. 1 message is sent word for word")
+    assert server.call("unpin", "abc1", "--newest") == 0
+    assert server.asked[-1] == ("DELETE", "/sessions/abc1/pins", {"newest": "true"})
 
 
 @pytest.mark.parametrize(("name", "reason"), [("ff", "no pin begins with 'ff'"), ("", "say which")])

@@ -13,6 +13,7 @@ from proxy.cli.clients import (
     ClientStart,
     list_files,
     plan_client,
+    replace_own_address,
     start_client,
 )
 
@@ -277,6 +278,14 @@ def test_pi_gets_a_folder_of_settings_in_which_its_provider_has_our_address(
     assert changed == expected
 
 
+def test_pi_with_an_api_that_is_not_spoken_here_is_not_sent_here() -> None:
+    for name in ("odd", "google"):
+        with pytest.raises(UnknownUpstream, match=name):
+            plan("pi", "--provider", name, texts={"/h/models.json": json.dumps(PI)})
+    with pytest.raises(UnknownUpstream, match="--upstream"):
+        _ = plan("pi", "--provider", "groq").provider.default_address
+
+
 def test_copilot_is_sent_here_by_its_own_provider() -> None:
     own: dict[str, Any] = {
         "COPILOT_PROVIDER_BASE_URL": "https://own.example",
@@ -355,6 +364,13 @@ def test_the_login_of_gemini_cli_decides_its_upstream(
     assert start("gemini", texts=texts, **variables).environment == {**variables, variable: ORIGIN}
 
 
+def test_gemini_cli_whose_address_is_not_known_or_has_a_path_is_not_sent_here() -> None:
+    with pytest.raises(UnknownUpstream, match="region"):
+        plan("gemini", GOOGLE_GENAI_USE_VERTEXAI="true")
+    with pytest.raises(UnknownUpstream, match="path"):
+        plan("gemini", GOOGLE_GEMINI_BASE_URL="https://g.example/x")
+
+
 def test_qwen_code_with_another_login_than_a_key_is_not_sent_here() -> None:
     texts = {"/h/settings.json": '{"security": {"auth": {"selectedType": "qwen-oauth"}}}'}
     with pytest.raises(UnknownUpstream, match="qwen-oauth"):
@@ -378,6 +394,14 @@ def test_the_files_that_say_where_a_client_calls(
 ) -> None:
     listed = list_files(command, {"HOME": "/h", **variables}, Path("/w/p"))
     assert listed == [Path(path) for path in found]
+
+
+def test_settings_of_a_project_take_precedence_over_those_of_the_user() -> None:
+    listed = [
+        str(path) for path in list_files(("opencode",), {"HOME": "/h", "OPENCODE_CONFIG": "o.json"}, Path("/w/p"))
+    ]
+    order = ["/h/.config/opencode/opencode.json", "/w/p/o.json", "/w/opencode.json", "/w/p/opencode.json"]
+    assert [path for path in listed if path in order] == order
 
 
 @pytest.mark.parametrize(
@@ -420,3 +444,11 @@ def test_a_proxy_of_the_network_is_not_used_for_this_machine() -> None:
     )
     assert start("claude", HTTP_PROXY="http://p").environment["no_proxy"] == "127.0.0.1,localhost"
     assert "NO_PROXY" not in start("claude").environment
+
+
+def test_a_client_that_calls_our_server_already_is_sent_where_that_sends_it() -> None:
+    found = plan_client(("python",), {"OPENAI_BASE_URL": BASE})
+    assert replace_own_address(found, (ORIGIN, OWN)).upstream == OWN
+    assert replace_own_address(found, (ORIGIN, OWN, "https://another.example")).upstream == ""
+    assert replace_own_address(found, ("http://127.0.0.1:84", OWN)) == found
+    assert replace_own_address(found, ()) == found

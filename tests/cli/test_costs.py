@@ -3,28 +3,45 @@
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
-from proxy.cli.views.costs import format_cache, format_savings
+from proxy.cli.views.costs import format_cache, format_savings, format_status
 from proxy.engine.ports import ALL_SESSIONS
+from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
+from proxy.model.figures import RoundFigures, Tally
 from proxy.model.log import Selection, SessionRow
 from proxy.read.cache import CacheReport, MissTotal
 from proxy.read.savings import Arm, LosingSession, PartSaving, Saving, SavingsReport, SavingsTotal
 from tests.cli.commands import call, call_without_log
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use
+from tests.support.figures import Bill, tally_bills, work_out_bills
 
 WIDE = Screen(400)
 
+BILL = Bill(
+    1, "s1", "managed", 1_700_000_000_000, "openai", "m", Usage(input=8000), "original", "holdout", None, 10_000
+)
 FOUND = SavingsReport(
     *(None, [], [], [], 0.406, 0.301, 0.497),
     *("tokens", Arm(42, 0.1312, 2), Arm(21, 0.2211, 3), "", 120, 1, 1_700_000_000_000),
 )
+
+
+@dataclass
+class HeldOut(FakeLog):
+    """One session that was only observed."""
+
+    async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
+        return work_out_bills((BILL,), session, after, limit)
+
+    async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
+        return tally_bills((BILL,))
 
 
 def test_a_saving_is_told_with_how_sure_it_is() -> None:
@@ -41,6 +58,32 @@ def test_a_saving_is_told_with_how_sure_it_is() -> None:
         "Not counted: 1 that were managed for a part of their calls only.",
         "Of 5 no response reported cached tokens: all their input counts as uncached.",
     ]
+
+
+def test_money_is_told_by_the_million() -> None:
+    told = format_savings(
+        structs.replace(FOUND, unit="money", managed=Arm(42, 1.5e-6, 0), held_out=Arm(21, 2e-6, 0), mixed=0)
+    )
+    assert "managed              42  $1.50" in told
+    assert "money for a million tokens" in told
+    assert "Not counted" not in told and "no response" not in told
+
+
+def test_the_log_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(HeldOut(), "savings") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert (
+        "Not compared with sessions that are only observed: too few sessions to tell: it takes 20 of each"
+        in " ".join(told)
+    )
+    assert f"managed               0       {UNKNOWN}" in told
+    assert "only observed         1  1.0000" in told
+
+
+def test_savings_as_json_have_all_fields(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert call(HeldOut(), "savings", "--json") == 0
+    told = json.loads(capfdbinary.readouterr().out)
+    assert (told["saving"], told["held_out"]) == (None, {"sessions": 1, "cost": 1.0, "blind": 1})
 
 
 def test_what_calls_missed_of_the_cache_is_told_by_cause_and_by_call() -> None:
@@ -67,6 +110,12 @@ def test_what_calls_missed_of_the_cache_is_told_by_cause_and_by_call() -> None:
         "",
         "1 call missed nothing, or not enough to count; --all lists them.",
     ]
+
+
+def test_what_a_provider_does_not_say_is_not_made_up() -> None:
+    silent = make_use(1, None, use="unreported")
+    told = format_cache(CacheReport("abc1", [silent], {}, None), screen=WIDE)
+    assert told.startswith("The provider does not say what it read from its cache; nothing was missed.")
 
 
 def test_the_cache_of_a_session_is_told_and_written_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +180,9 @@ def test_without_a_holdout_it_says_what_to_set(capsys: pytest.CaptureFixture[str
     )
 
 
+PLAN = Plan("x1", 0, "m", "epoch", tokens_client=90_000, tokens_upstream=30_000, usable=100_000)
+
+
 @pytest.mark.parametrize(
     ("given", "family"),
     [
@@ -155,6 +207,15 @@ def test_a_status_line_is_of_the_session_that_the_client_names(
     assert call(Log(), "statusline") == 0
     assert capsys.readouterr().out == "palimpsest: 10 tokens\n"
     assert asked == [Selection(family=family)]
+
+
+def test_a_status_line_tells_the_newest_call_of_the_conversation() -> None:
+    short = replace(EXCHANGE, rounds=(replace(ROUND, plan=PLAN, usage=Usage(input=30_500, output=3)),))
+    later = (replace(EXCHANGE, is_side=True), replace(EXCHANGE, kind="auxiliary"), replace(EXCHANGE, rounds=()))
+    saved = Saving(1234.0, None, None, is_loss=False, reason="")
+    assert format_status((EXCHANGE, short, *later), saved) == "30,500 tokens, 60,000 held back, saved 1,234 tokens"
+    assert format_status((short, EXCHANGE), None) == "10 tokens"
+    assert format_status((), None) == "no call yet"
 
 
 def test_a_status_line_without_a_log_says_so_and_does_not_fail(

@@ -1,5 +1,6 @@
 """`palimpsest doctor`: what is written, and the exit codes."""
 
+import json
 from typing import Any
 
 import pytest
@@ -38,6 +39,13 @@ def test_each_finding_has_a_line_and_its_advice_below(capsys: pytest.CaptureFixt
     assert lines[1].startswith("WARNING  traffic       No call has been recorded yet.")
     assert lines[2].strip().startswith("\u2192 Set the client's base URL")
     assert lines[-1] == "It works; see the warnings. (palimpsest 1.2)"
+
+
+def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    run_doctor(BROKEN, "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["version"], told["state"]) == ("1.2", "fault")
+    assert told["findings"][0]["facts"] == {"mode": "bypass", "ceiling": None} and told["findings"][0]["advice"]
 
 
 def test_no_money_is_spent_unless_that_is_asked_for() -> None:

@@ -10,6 +10,8 @@ from typer import Context
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from proxy import __version__
+from proxy.__main__ import main
 from proxy.cli.main import COMMANDS, build
 from tests.cli.commands import call, call_without_log
 from tests.support.fake_log import FakeLog
@@ -49,9 +51,27 @@ def test_a_command_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     assert not loaded & {"proxy.assembly", "proxy.engine.exchange", "proxy.indexing", "snowballstemmer", "httpx"}
 
 
+def test_nothing_asked_is_answered_with_help_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog()) == 2
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_a_mistyped_command_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "session") == 2
+    assert "sessions" in capsys.readouterr().err
+
+
 def test_wrong_settings_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "sessions", "--config", str(tmp_path / "none.yaml")) == 2
     assert capsys.readouterr().err.startswith("palimpsest: ")
+
+
+def test_the_process_arguments_are_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["palimpsest", "--version"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"palimpsest {__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["sessions", "show", "export", "verify", "backup"])

@@ -135,6 +135,14 @@ def test_changes_are_asked_of_the_server(
     assert json.loads(capsys.readouterr().out)["session"] == "s"
 
 
+def test_what_the_server_refuses_is_told(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+        return 404, b'{"error":{"message":"palimpsest: there is no such item"}}'
+
+    assert run(shop, "memory", "abc", "--pin", "sem_9", ask_server=ask) == 1
+    assert capsys.readouterr().err == "palimpsest: there is no such item\n"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("--type", "dreams"), ("--reset", "--compact"), ("--pin", "a", "--unpin", "b"), ("--compact", "--when", "x")],

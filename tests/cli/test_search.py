@@ -49,6 +49,15 @@ def test_it_finds_without_a_server(data: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "Where is the zebra?"
 
 
+def test_what_was_not_found_is_told(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_on_disk(data, "search", "okapi") == 0
+    assert capsys.readouterr().out == "nothing was found\n"
+    assert call_on_disk(data, "search", "zebra", "--since", "never") == 1
+    assert "since is a date" in capsys.readouterr().err
+    assert call_on_disk(data, "expand", "aaaaaaaaaa") == 1
+    assert "there is no reference aaaaaaaaaa" in capsys.readouterr().err
+
+
 def test_the_index_is_made_and_made_anew(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call_on_disk(data, "index") == 0
     assert capsys.readouterr().out.startswith("the index is up to date (")

@@ -9,6 +9,7 @@ import pytest
 
 from proxy.app import serve_mcp
 from proxy.cli.services import load_server_settings
+from proxy.cli.views.changes import format_compaction
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call, call_with
@@ -69,6 +70,16 @@ def test_a_browser_is_given_the_link_and_the_token_is_not_written(
     assert call(FakeLog(), "open") == 0
     assert opened == ["http://127.0.0.1:8484/-/?token=kept"]
     assert capsys.readouterr().out == "opened http://127.0.0.1:8484/-/\n"
+
+
+def test_where_there_is_no_browser_the_link_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda link: False)
+    assert call(FakeLog(), "open") == 1
+    told = capsys.readouterr()
+    assert told.out == "http://127.0.0.1:8484/-/?token=kept\n"
+    assert "no browser" in told.err
 
 
 def test_who_names_a_host_means_the_port_of_the_settings_there() -> None:
@@ -132,6 +143,20 @@ def test_what_is_wished_and_where_the_server_is(capsys: pytest.CaptureFixture[st
     assert body == {"model": "small", "prompt": "in short", "level": 2, "view": "gpt-5", "branch": "ab"}
     policy = settings.server_policy()
     assert (policy.host, policy.port, policy.admin_token) == ("::1", 99, "t")
+
+
+def test_as_json_it_is_what_the_server_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Server().call("abc", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == FOUND
+
+
+def test_why_nothing_came_of_it_is_told() -> None:
+    kept = FOUND | {"epoch": None, "summary": None, "calls": [], "reason": "it got \N{MULTIPLICATION SIGN} shorter"}
+    assert format_compaction(kept).splitlines() == [
+        "kept      182,000 tokens: no epoch was opened",
+        "note      it got \N{MULTIPLICATION SIGN} shorter",
+        "took      3.2 s",
+    ]
 
 
 @pytest.mark.parametrize(

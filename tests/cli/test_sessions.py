@@ -123,6 +123,11 @@ def test_sessions_are_found_by_family_and_parent(
     assert [row["id"] for row in json.loads(capsys.readouterr().out)] == found
 
 
+def test_no_match_is_not_an_empty_log(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "sessions", "--family", "x") == 0
+    assert capsys.readouterr().out == "No session matches; without --family and --parent all are listed.\n"
+
+
 def test_no_sessions_yet_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(sessions=()), "sessions") == 0
     assert "palimpsest serve" in capsys.readouterr().out
@@ -157,6 +162,12 @@ def test_a_client_stands_for_its_newest_session_that_none_other_started(
     assert json.loads(told.out)["session"]["id"] == "abc1"
     many = {"claude-code 2.1": "2 sessions"}.get(asked, "3 sessions")
     assert told.err == f"palimpsest: this is abc1, the newest of {many} of {asked}\n"
+
+
+def test_a_client_with_one_session_needs_no_word(capsys: pytest.CaptureFixture[str]) -> None:
+    log = FakeLog(exchanges=[replace(EXCHANGE, headers=AGENT)])
+    assert call(log, "cache", "claude-code", "--json") == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("command", ["show", "cache", "summaries", "handoff", "export", "memory"])

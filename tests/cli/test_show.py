@@ -1,6 +1,7 @@
 """`palimpsest show`: a session, or one call of it."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +9,13 @@ import msgspec
 import pytest
 
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
+from proxy.cli.views.reports import format_difference
 from proxy.cli.views.show import format_exchange, format_session
 from proxy.context.budget import BudgetPolicy
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
 from proxy.read.cache import CacheCost, CacheReport, MissTotal
+from proxy.read.diff import Difference
 from proxy.read.sessions import Overview, load_overview
 from proxy.read.timeline import Loop
 from tests.cli.commands import call
@@ -118,6 +121,19 @@ def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
     assert "$1.50" in third
 
 
+def test_what_else_happened_is_told_of_a_call() -> None:
+    plan = msgspec.structs.replace(PLAN, rung="minimal")
+    rounds = (ROUND, replace(ROUND, k=1, plan=plan))
+    report = CacheReport("abc1", [make_use(1, cause="system", read=10)], {}, None)
+    wide = Screen(300)
+    row = format_session(
+        Overview(SESSION, (), ()), [exchange(1, rounds=rounds, relation="volatile")], found=report, screen=wide
+    ).splitlines()[-3]
+    assert (
+        "⚡ the client changed its system prompt; ↻ its end rewritten; only a digest and the last turn; 2 rounds" in row
+    )
+
+
 def test_a_loop_is_marked_at_its_call() -> None:
     loops = [Loop(2, 5, "bash", 6, has_same_output=True)]
     told = format_session(Overview(SESSION, (), ()), [exchange(1), exchange(2)], screen=Screen(120), loops=loops)
@@ -134,6 +150,18 @@ def test_a_call_in_which_the_model_recalled_has_the_tokens_of_its_client() -> No
     )
     row = exchange(1, rounds=(replace(ROUND, plan=first), replace(ROUND, k=1, plan=more)))
     assert "9,000 → 3,500" in format_session(Overview(SESSION, (), ()), [row])
+
+
+def test_what_went_wrong_is_told() -> None:
+    failed = replace(
+        ROUND, status=0, completeness="failed", timings=None, usage=None, finish="", answer=b"", error="refused"
+    )
+    told = format_exchange(replace(EXCHANGE, rounds=(failed,), is_capped=True, model="", wire=""))
+    assert f"status {UNKNOWN}, failed" in told
+    assert "error     refused" in told
+    assert "kept to the cap only" in told
+    assert "no known wire format" in told
+    assert "place" not in told
 
 
 def test_a_client_cannot_move_the_cursor() -> None:
@@ -156,6 +184,15 @@ def test_what_was_decided_is_told_of_a_call() -> None:
     assert format_exchange(exchange(2, rounds=(replace(ROUND, plan=rewritten),))).startswith(
         "Call 2 was sent in a rewritten form.\n"
     )
+
+
+def test_rounds_are_counted_from_one_and_only_named_where_there_are_several() -> None:
+    told = format_exchange(EXCHANGE)
+    assert "\nupstream  openai: status 200, complete, " in told and "round" not in told
+    several = format_exchange(replace(EXCHANGE, rounds=(ROUND, replace(ROUND, k=1, status=500))))
+    assert re.findall(r"(?m)^round (\d)   openai: status (\d+)", several) == [("1", "200"), ("2", "500")]
+    found = Difference(replace(EXCHANGE, rounds=(ROUND, ROUND)), replace(ROUND, k=1), is_equal=True)
+    assert format_difference(found).startswith("exchange 1 of session abc1, round 2 of 2: ")
 
 
 @pytest.mark.parametrize(
@@ -283,3 +320,8 @@ def test_raw_bodies_are_written_byte_for_byte(
 def test_what_is_for_one_call_needs_its_number(option: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "show", "abc1", *option) == 2
     assert "SESSION N" in capsys.readouterr().err
+
+
+def test_an_exchange_that_is_not_there_is_not_made_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", "abc1", "7") == 1
+    assert capsys.readouterr().err == "palimpsest: this session has no exchange 7; it has 1, counted from 1\n"

@@ -135,6 +135,17 @@ def test_a_session_can_be_named_and_all_be_asked_for() -> None:
     assert server.asked == [({"session": "talk"}, "")]
 
 
+def test_json_is_written_as_it_came_one_event_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    newer = {"type": "FROM_A_NEWER_SERVER", "at_ms": AT, "session": "s"}
+    assert run(Server(tell(frame(ROW), frame(newer))), "--json") == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [ROW, newer]
+
+
+def test_an_event_of_a_newer_server_is_left_out_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Server(tell(frame({"type": "FROM_A_NEWER_SERVER", "at_ms": AT, "session": "s"})))) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_it_waits_for_a_server_that_restarts_and_goes_on_behind_the_last_event(
     capsys: pytest.CaptureFixture[str], slept: list[float]
 ) -> None:

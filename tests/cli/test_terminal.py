@@ -19,6 +19,9 @@ from proxy.cli.terminal import (
     find_screen,
     format_age,
     format_local,
+    format_share,
+    format_short,
+    format_tokens,
     make_plain,
     measure,
     paint,
@@ -55,6 +58,11 @@ def test_what_could_move_the_cursor_or_turn_text_around_is_replaced() -> None:
         make_plain("\N{MAN}\N{ZERO WIDTH JOINER}\N{PERSONAL COMPUTER}")
         == "\N{MAN}\N{ZERO WIDTH JOINER}\N{PERSONAL COMPUTER}"
     )
+
+
+@pytest.mark.parametrize(("text", "width"), [("abc", 3), ("日本", 4), ("e\u0301", 1), ("a\u200db", 2), ("", 0)])
+def test_a_width_is_that_on_a_terminal(text: str, width: int) -> None:
+    assert measure(text) == width
 
 
 def test_a_table_is_as_wide_as_its_content() -> None:
@@ -141,6 +149,14 @@ def test_without_a_pager_all_is_written(
     monkeypatch.setenv("PAGER", pager)
     write("one\ntwo\nthree", Screen(80, 2))
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_shares_and_tokens() -> None:
+    assert [format_share(each) for each in (0.4217, -0.1, None)] == ["42.2%", f"{MINUS}10.0%", UNKNOWN]
+    assert [format_tokens(each) for each in (182_400, -3.2, None)] == ["182,400", f"{MINUS}3", UNKNOWN]
+    sizes = (0, 999, 1500, 18_249, 999_400, 999_600, 1_240_000, -2000, None)
+    short = ["0", "999", "1.5k", "18k", "999k", "1.0M", "1.2M", f"{MINUS}2.0k", UNKNOWN]
+    assert [format_short(each) for each in sizes] == short
 
 
 @pytest.mark.usefixtures("utc")

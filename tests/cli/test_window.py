@@ -56,3 +56,8 @@ def test_the_context_of_a_session_is_told_and_written_as_json(capsys: pytest.Cap
     document = json.loads(capsys.readouterr().out)
     assert document["used"] == 10
     assert [each["kind"] for each in document["kinds"]] == ["user"]
+
+
+def test_a_session_that_cannot_be_read_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(exchanges=()), "context", "abc1") == 1
+    assert "no call of this session can be read" in capsys.readouterr().err

@@ -91,6 +91,12 @@ def test_all_errors_are_told_at_once_each_with_its_place_and_a_way_out(monkeypat
     ]
 
 
+def test_an_unset_variable_is_told_once_with_its_key() -> None:
+    file = write("server: {port: '${PORT_THAT_IS_NOT_SET}'}")
+    what = "the variable PORT_THAT_IS_NOT_SET is not set; set it, or write ${PORT_THAT_IS_NOT_SET:-default}"
+    assert complaints_about(file) == [f"conf.yaml: server.port: {what}"]
+
+
 def test_no_complaint_repeats_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_SERVER__ADMIN_TOKEN", "s3cret word")
     monkeypatch.setenv("PALIMPSEST_SERVER__PORT", "s3cret")
@@ -149,6 +155,10 @@ def test_a_variable_the_tree_does_not_know_goes_on_to_be_refused(monkeypatch: py
     assert Environment()() == {"stoer": None}
 
 
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert read_file(write_in(tmp_path, "# nothing\n")) == {}
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [
@@ -177,6 +187,11 @@ def test_a_file_that_cannot_be_read_says_where_and_shows_nothing_of_it(
     assert str(caught.value).startswith(str(tmp_path / "conf.yaml"))
 
 
+def test_a_file_in_the_home_of_a_user_nobody_knows_says_so() -> None:
+    with pytest.raises(ConfigError, match="~nosuchuser/x: begins with the name of a user who is not known"):
+        read_file(Path("~nosuchuser/x"))
+
+
 @pytest.mark.parametrize("content", ["upstreams: &a [*a]", "tenants: &a {x: *a}"])
 def test_a_file_that_holds_itself_is_refused(content: str, tmp_path: Path) -> None:
     tree = read_file(write_in(tmp_path, content))
@@ -190,6 +205,10 @@ def test_variables_are_filled_in_wherever_text_stands() -> None:
     filled = interpolate(tree, {"A": "1", "E": ""}, "conf.yaml", problems)
     assert filled == {"a": "x1yb", "l": ["1", 1], "d": {"k": ""}, "5": ""}
     assert problems == []
+
+
+def test_what_is_not_closed_stays_as_it_is() -> None:
+    assert interpolate({"a": "${A}${A:-b", "b": "${A"}, {"A": "1"}, "", []) == {"a": "1${A:-b", "b": "${A"}
 
 
 def test_a_missing_variable_is_a_problem_of_its_key() -> None:

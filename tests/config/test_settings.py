@@ -213,6 +213,16 @@ def test_settings_may_be_part_of_a_programs_own() -> None:
     assert "server.port" in settings.model_fields_set
 
 
+def test_upstream_names_are_unique() -> None:
+    assert problems_of(upstreams=[{"name": "a"}, {"name": "a"}]) == [
+        (("upstreams",), 'two are named "a"; names are unique')
+    ]
+
+
+def test_without_upstreams_there_is_nothing_to_serve() -> None:
+    assert problems_of(upstreams=[])[0][0] == ("upstreams",)
+
+
 def test_a_spool_that_could_not_take_a_large_record_is_refused() -> None:
     [(path, what)] = problems_of(store={"spool_bytes": "9MiB"})
     assert path == ("store",)

@@ -12,11 +12,12 @@ from msgspec import structs
 from proxy.context.pricing import RevertPrice
 from proxy.context.references import PAGE
 from proxy.engine.compaction.manual import Compaction
-from proxy.engine.context.epoch_admin import Reversion
+from proxy.engine.context.epoch_admin import Pinned, Reversion
 from proxy.model.epoch import Epoch, Kept, Original, Plan, Replaced, StoredOriginal, Summary, Written
 from proxy.model.errors import NotFound
 from proxy.read.context import (
     describe_compaction,
+    describe_pinned,
     describe_reversion,
     describe_summaries,
     find_bound,
@@ -117,6 +118,14 @@ def test_a_price_has_its_unit() -> None:
     assert describe_reversion(reversion, is_done=False).epoch is None
 
 
+def test_a_pin_has_the_beginning_of_its_text() -> None:
+    raw = b'{"role":"user","content":"%b"}' % (b"x" * 300)
+    told = as_document(describe_pinned(Pinned(b"\x01", EXCHANGE, 4, raw, 75)))
+    whole = {"node": "01", "exchange": 1, "place": 4, "role": "user", "text": "x" * 200, "tokens": 75, "price": None}
+    assert told == whole
+    assert as_document(describe_pinned(Pinned(b"\x01"))) == dict.fromkeys(told, None) | {"node": "01"}
+
+
 LEAVES = (make_summary("a", 0, 4), make_summary("b", 4, 9))
 
 
@@ -173,6 +182,12 @@ async def test_all_are_listed_and_it_is_told_which_still_count() -> None:
         await load_summaries(log, "zzz")
 
 
+@pytest.mark.parametrize("name", ["two", "ref:two", " REF:Two "])
+async def test_one_is_found_by_its_id(name: str) -> None:
+    document = as_document(await load_summary(FakeLog(summaries=ALL), "abc", name))
+    assert (document["id"], document["is_live"]) == ("two", False)
+
+
 @pytest.mark.parametrize(
     ("summaries", "what"),
     [
@@ -194,6 +209,13 @@ def test_each_stands_above_what_it_was_made_of() -> None:
         ("two", 1, "parent"),
         ("later", 0, "live"),
     ]
+
+
+def test_each_is_told_once_and_what_is_elsewhere_is_not() -> None:
+    again = structs.replace(BOTH, id="again", supersedes=("both", "elsewhere"), parents=("one", "two"))
+    assert [node.summary.id for node in order_nodes((*ALL, again))] == ["again", "one", "poor", "two", "both", "later"]
+    assert [node.summary for node in order_nodes([BOTH])] == [BOTH]
+    assert list(order_nodes([])) == []
 
 
 NAME = "abcdefgh23"

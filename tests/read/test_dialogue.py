@@ -1,5 +1,6 @@
 """A conversation a piece at a time, and what one call added to it, over sessions with turns, branches and epochs."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from proxy.model.parts import ReasoningPart, TextPart, ToolPart
 from proxy.read.dialogue import MOST_SHOWN, Dialogues, load_added
 from tests.engine.memory.test_messages import SYSTEM, call, result
 from tests.support.compacting import Workshop
+from tests.support.fake_log import EXCHANGE, FakeLog
 from tests.support.managing import Message
 from tests.support.remembering import report_with_facts, talk
 
@@ -126,3 +128,11 @@ async def test_a_call_added_what_its_session_did_not_know_and_results_have_their
         ("", "late"),
     ]
     assert found.added[-1].sender == "ann"
+
+
+async def test_what_cannot_be_read_says_why() -> None:
+    found = await load_added(FakeLog(), dataclasses.replace(EXCHANGE, wire=""))
+    assert (found.added, found.answer) == ([], [])
+    assert "wire format" in found.missing
+    found = await load_added(FakeLog(bodies={}), EXCHANGE)
+    assert found.missing == "this content was erased"

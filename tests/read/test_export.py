@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from proxy.model.epoch import StoredContext
 from proxy.model.errors import Erased, NotFound
 from proxy.model.messages import LEDGER_HEAD
 from proxy.read.calls import describe_whole
 from proxy.read.export import Form, load_handoff, open_export, write_handoff
+from tests.support.contexts import make_epoch
 from tests.support.fake_log import ANSWER, REQUEST, TREE, FakeLog, tree_log
 from tests.support.managing import make_history
 from tests.support.scripted import LIMIT
@@ -129,3 +131,29 @@ async def test_fences_hold_what_has_fences(talk: Talk) -> None:
     await talk.ask(history)
     text = write_handoff(await load_handoff(talk.log, talk.session))
     assert "`````\na\n````\nb\n`````" in text
+
+
+async def test_an_unknown_session_is_told() -> None:
+    with pytest.raises(NotFound):
+        await load_handoff(tree_log(), "zzz")
+
+
+async def test_what_is_no_text_is_named() -> None:
+    content = b'[{"type":"text","text":"look"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]'
+    log = FakeLog(bodies={"x1": b'{"messages":[{"role":"user","content":%b}]}' % content})
+    text = write_handoff(await load_handoff(log, "abc1"))
+    assert "\nlook\n(" in text
+    assert "base64" not in text
+
+
+class EpochLog(FakeLog):
+    """Has an epoch, and a request whose messages have no place in the log."""
+
+    async def load_context(self, session: str) -> StoredContext:
+        return StoredContext(epochs=(make_epoch("e1"),))
+
+
+async def test_an_epoch_stands_for_nothing_of_a_request_without_a_place() -> None:
+    handoff = await load_handoff(EpochLog(), "abc1")
+    assert handoff.epoch is None
+    assert len(handoff.messages) == 2

@@ -143,12 +143,32 @@ async def test_a_session_that_was_in_both_arms_is_in_neither() -> None:
     assert (found.managed.sessions, found.held_out.sessions, found.mixed, found.short) == (0, 1, 1, 0)
 
 
+async def test_the_bill_is_the_whole_one() -> None:
+    book = Book()
+    hold(book, "h", 8000, 6000)  # 2000 + 600
+    book.add("m", 4000, 3000)  # 1000 + 300, before the mark
+    manage(book, "m", 2000)
+    book.add("m", 900, kind="auxiliary")
+    found = await judge(book)
+    assert found.managed.cost == pytest.approx((1300 + 2000 + 900) / 12_000)
+    assert found.held_out.cost == pytest.approx(2600 / 8000)
+
+
 async def test_every_round_that_was_billed_counts() -> None:
     book = Book()
     hold(book, "h")
     manage(book, "m", 2000)
     book.again(3000, tokens_client=None, usable=0)
     assert (await judge(book)).managed == Arm(1, 0.625, 0)
+
+
+async def test_what_nobody_counted_is_left_out() -> None:
+    book = Book()
+    hold(book, "h")
+    manage(book, "m")
+    manage(book, "m", client=None)  # billed, and nobody knows what the client's own was
+    book.add("m", None, rung="plan", tokens_client=90_000, usable=USABLE)  # it failed
+    assert (await judge(book)).managed == Arm(1, 0.25, 0)
 
 
 async def test_where_no_answer_tells_of_a_cache_that_is_said() -> None:

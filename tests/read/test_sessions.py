@@ -11,13 +11,14 @@ from proxy.context.budget import BudgetPolicy
 from proxy.engine.models import PriceList
 from proxy.engine.recorded.documents import write_json
 from proxy.model.card import Card
+from proxy.model.errors import NotFound
 from proxy.model.log import Call
 from proxy.model.parts import TextPart
 from proxy.read.calls import RoundDocument, describe_body, is_json
 from proxy.read.context import EditDocument
 from proxy.read.savings import SavingsInputs
 from proxy.read.session_summary import summarize_sessions
-from proxy.read.sessions import BranchWords, Overview, describe_overview, find_forks, load_overview
+from proxy.read.sessions import BranchWords, Fork, Overview, describe_overview, find_forks, load_overview
 from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
 from tests.support.compacting import Workshop
 from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch
@@ -48,6 +49,11 @@ def test_it_goes_on_from_the_deepest_call_of_any_older_branch_on_its_way(drawn: 
         own = [call for call in fork.branch.exchanges if call not in seen]
         assert fork.own == tuple(call.n for call in sorted(own, key=lambda call: (call.depth, call.n)))
         seen.update(own)
+
+
+async def test_a_session_that_is_not_there_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        await load_overview(FakeLog(), "x")
 
 
 @pytest.mark.parametrize("content", [b"{}", b' [1e400, "\\ud800"] ', b'"x"', b"12345678901234567890123"])
@@ -111,3 +117,9 @@ async def test_a_branch_has_the_last_words_of_the_user() -> None:
     assert [branch.words for branch in describe_overview(overview, [summary]).branches] == ["", ""]
     words.forget()
     assert await words.load(shop.session, overview.forks) == found
+
+
+async def test_a_branch_that_cannot_be_read_has_no_words() -> None:
+    log = FakeLog(bodies={})
+    forks = (Fork(branch("c", 1, (1,), depths=(1,)), (1,), 0), Fork(branch("d", 1, (), depths=()), (), 0))
+    assert list((await BranchWords(log).load(SESSION.id, forks)).values()) == ["", ""]

@@ -1,6 +1,8 @@
 """The timeline of a session, and its epochs with what they cost and paid back, worked out by hand."""
 
+import asyncio
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -115,6 +117,20 @@ async def test_a_call_of_several_rounds_has_the_size_of_its_last_prompt_and_the_
     assert line.overhead_ms == [0.75]
     (newest,) = await log.load_newest((SESSION.id,))
     assert (newest.client, newest.sent) == (100, 12)
+
+
+class SlowLog(FakeLog):
+    """A log whose answers take until other requests have had their turn."""
+
+    async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
+        await asyncio.sleep(0)
+        return await super().load_rounds(session, after, limit)
+
+
+async def test_requests_at_once_get_each_call_once() -> None:
+    reports = SessionReports(SlowLog(exchanges=(exchange(1), exchange(2))), INPUTS)
+    lines = await asyncio.gather(*(reports.load_timeline("abc1") for _ in range(3)))
+    assert [line.n for line in lines] == [[1, 2]] * 3
 
 
 async def test_prices_that_changed_are_those_of_all_calls() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from proxy.config import ConfigError, load_settings
-from proxy.telemetry.log_lines import ATTRIBUTES, JsonLines, RepeatCountingStream, TextLines
+from proxy.telemetry.log_lines import ACCESS, ATTRIBUTES, JsonLines, RepeatCountingStream, TextLines
 
 
 class Lines:
@@ -151,6 +151,14 @@ def test_lines_about_different_calls_are_equal_and_the_count_is_a_field() -> Non
     first, last = (msgspec.json.decode(line) for line in stream.getvalue().splitlines())
     assert first["attributes"] == {"palimpsest.exchange.id": "e1"}
     assert last["attributes"] == {"palimpsest.repeated": 2}
+
+
+def test_the_lines_of_requests_are_all_written() -> None:
+    stream = io.StringIO()
+    handler = RepeatCountingStream(stream)
+    for _ in range(3):
+        handler.handle(logging.LogRecord(ACCESS, logging.INFO, "x.py", 1, "request served", (), None))
+    assert stream.getvalue().count("request served") == 3
 
 
 def test_what_is_remembered_of_lines_is_bounded(lines: Lines) -> None:

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
+    AgentNudgedEvent,
     AnswerRead,
     AuxiliaryEnded,
     CallUnreadableEvent,
@@ -19,6 +20,7 @@ from proxy.model.events import (
     Planned,
     ReasoningRemoved,
     RungFailedEvent,
+    SessionIdleEvent,
     SummaryAddedEvent,
     SummaryWasted,
 )
@@ -131,6 +133,17 @@ def test_managing_is_counted_by_few_labels() -> None:
     assert told["palimpsest_tokens_above_ceiling_total", ()] == 303
 
 
+def test_nudges_are_counted_by_how_many_in_a_row() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    for attempt in (1, 1, 2):
+        metrics.count(AgentNudgedEvent(exchange="x", session="s", attempt=attempt))
+    metrics.count(SessionIdleEvent(exchange="x", session="s", attempts=3))
+    told = {name: value for name, value in read(metrics).items() if value}
+    assert told["palimpsest_nudges_total", (("attempt", "1"),)] == 2
+    assert told["palimpsest_nudges_total", (("attempt", "2"),)] == 1
+    assert told["palimpsest_idle_sessions_total", ()] == 1
+
+
 def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     metrics.count(AnswerRead("x1", 0, round=recorded(), saved=100.0, saved_money=0.5))
@@ -148,6 +161,19 @@ def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() 
     assert told["palimpsest_corrected_saved_tokens", ()] == -200
     assert told["palimpsest_saved_money_total", ()] == 0.5
     assert told["palimpsest_lost_money_total", ()] == 1.5
+
+
+def test_seconds_fall_into_buckets_that_add_up() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    for seconds in (0.05, 0.06, 1000.0):
+        metrics.count(recorded(first_byte_s=0.0, total_s=seconds))
+    told = read(metrics)
+    counts = [
+        told["palimpsest_exchange_seconds_bucket", (("le", bound),)] for bound in ("0.05", "0.1", "300.0", "+Inf")
+    ]
+    assert counts == [1, 2, 2, 3]
+    assert told["palimpsest_exchange_seconds_sum", ()] == 1000.11
+    assert told["palimpsest_first_byte_seconds_count", ()] == 0
 
 
 def test_the_state_of_the_log_is_told() -> None:
@@ -196,6 +222,15 @@ def test_clients_cannot_make_labels_without_bound() -> None:
     assert len(models) == 101
     labels = (("kind", "managed"), ("model", "other"), ("type", "input"))
     assert told["palimpsest_usage_tokens_total", labels] == 200
+
+
+def test_what_the_proxy_takes_of_a_call_is_measured_from_a_tenth_of_a_millisecond_on() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    for seconds in (None, 0.00009, 0.0002, 0.02):
+        metrics.count(replace(recorded(), overhead_s=seconds))
+    told = read(metrics)
+    counts = [told["palimpsest_overhead_seconds_bucket", (("le", bound),)] for bound in ("0.0001", "0.00025", "+Inf")]
+    assert counts == [1, 2, 3]
 
 
 def test_the_files_of_the_log_and_what_is_left_of_the_disk_are_measured(tmp_path: Path) -> None:

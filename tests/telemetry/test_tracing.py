@@ -165,6 +165,15 @@ async def test_a_span_has_content_only_where_that_is_wanted(is_wanted: bool) -> 
     assert content == {"palimpsest.input.messages_left_out": 1}
 
 
+async def test_content_that_cannot_be_described_leaves_the_span() -> None:
+    traced = Traced(capture_content=True)
+    traced.send(body=b"no JSON")
+    traced.bus.publish(RECORDED)
+    traced.bus.publish(AnswerRead("e1", 0, answer=b"no JSON"))
+    await traced.tasks.finish(10.0)
+    assert traced.span.name == "chat gpt-5"
+
+
 def test_the_trace_of_the_client_goes_on_to_the_upstream(traced: Traced) -> None:
     sent = traced.send(*CONTINUED)
     again = traced.send(*CONTINUED)

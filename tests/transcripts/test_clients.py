@@ -7,7 +7,7 @@ import pytest
 
 from proxy.model.exchange import Usage
 from proxy.transcripts.recognition import read_transcripts, recognise
-from proxy.transcripts.transcript import Transcript, TranscriptFile, read_time
+from proxy.transcripts.transcript import Transcript, TranscriptFile, read_number, read_time
 from proxy.trial.requests import Requests
 from tests.support.transcribing import find_own_title
 
@@ -218,6 +218,16 @@ def test_opencode_has_messages_with_parts() -> None:
     assert (found.provider, found.parent, found.unknown, find_own_title(found)) == ("openai", "o0", 1, "Read. (added)")
 
 
+def test_opencode_tells_what_of_it_is_broken() -> None:
+    tables: dict[str, list[Any]] = {
+        "session": [{"id": "o1"}],
+        "message": [{"id": "m", "session_id": "o1", "data": "{"}],
+        "part": [{}],
+    }
+    assert read_transcripts(TranscriptFile("opencode.db", tables=tables)) == []
+    assert recognise(TranscriptFile("other.db", tables={"session": []})) is None
+
+
 # --- cline
 
 
@@ -376,3 +386,7 @@ def test_recorded_calls_have_whole_requests_of_any_api() -> None:
 )
 def test_times_are_read_in_each_form(given: object, time: int) -> None:
     assert read_time(given) == time
+
+
+def test_counts_are_not_negative() -> None:
+    assert [read_number(value) for value in (3, 3.0, -1, True, "3", None)] == [3, 3, None, None, None, None]

@@ -12,7 +12,7 @@ from proxy.cli.try_ import format_trial
 from proxy.context.pricing import Cost, format_money
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, Trial, describe_trial
 from proxy.trial.page import STYLE_PATH, write_page
-from proxy.trial.words import format_amount, format_share, format_short, tell_trial
+from proxy.trial.words import format_amount, format_share, format_short, tell_session, tell_trial
 from tests.cli.commands import call_with, call_without_log
 
 LONG = SessionEstimate(
@@ -149,6 +149,11 @@ def test_the_page_needs_nothing_and_runs_nothing() -> None:
     ids = [each["id"] for _, each in elements if each.get("id")]
     assert len(ids) == len(set(ids)) and 'href="#session-0"' in page and 'id="session-0"' in page
     assert "url(" not in STYLE_PATH.read_text().replace("url(#hatch)", "")
+
+
+def test_a_session_is_told_in_a_sentence() -> None:
+    assert tell_session(LONG) == "1 epoch, the first at call 3 of 3; $9.00 in place of $12.00, 25.0 % less."
+    assert tell_session(LOSS).startswith("Never long enough")
 
 
 def test_the_command_writes_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

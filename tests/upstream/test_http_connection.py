@@ -254,6 +254,15 @@ async def test_a_request_on_a_lost_connection_fails_at_once(pair: Pair) -> None:
         await pair.head()
 
 
+async def test_writing_more_to_a_lost_connection_does_nothing(pair: Pair) -> None:
+    await pair.begin("POST")
+    pair.wire.reset()
+    with pytest.raises(UpstreamUnreachable):
+        await pair.head()
+    await pair.connection.write(b"more")
+    assert not pair.connection.finish()
+
+
 # --- flow ------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.engine.ports import UpstreamResponse
 from proxy.engine.runtime import TaskRunner
-from proxy.model.errors import BadRequest, TooLarge, UpstreamUnreachable
+from proxy.model.errors import BadRequest, NotFound, TooLarge, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.litellm_client import LitellmClient
 from proxy.upstream.litellm_library import load_litellm
@@ -317,6 +317,14 @@ async def test_no_request_can_choose_how_litellm_makes_the_call(
     assert upstream.accepted == 0
 
 
+async def test_a_model_of_another_upstream_is_refused(make: Make, upstream: ScriptedUpstream) -> None:
+    with pytest.raises(BadRequest, match="no upstream takes the model 'groq/x'"):
+        await send(make(models=("openai/*",), api_key="sk-own"), {"model": "groq/x", "messages": ASKED})
+    with pytest.raises(BadRequest, match="names no model"):
+        await send(make(), {"messages": ASKED})
+    assert upstream.accepted == 0
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
 async def test_a_body_that_is_no_object_is_refused(make: Make, body: bytes) -> None:
     with pytest.raises(BadRequest, match="the body is not"):
@@ -347,6 +355,25 @@ async def test_a_wire_that_litellm_lacks_is_named(make: Make, target: bytes) -> 
     asked = {"input": "hi"} if target == RESPONSES else {"messages": ASKED}
     with pytest.raises(BadRequest, match=f"litellm has no .*{target.decode()[3:]} for the upstream 'u'"):
         await send(client, {"model": OPENAI, **asked}, target)
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("POST", b"/v1/embeddings"), ("POST", b"/v1/messages/count_tokens"), ("GET", CHAT), ("GET", b"/v1/files")],
+)
+async def test_a_path_that_no_function_serves_is_named(make: Make, method: str, target: bytes) -> None:
+    with pytest.raises(NotFound, match=f"not {target.decode()}"):
+        await make().send(method, target, (), b"{}")
+
+
+async def test_the_models_are_those_that_the_settings_name(make: Make) -> None:
+    client = make(models=("azure/mine", "azure/gpt-*", "azure/other"))
+    response = await client.send("GET", b"/v1/models?limit=1000", (), b"")
+    listed = json.loads(await read_all(response))["data"]
+    assert [each["id"] for each in listed] == ["azure/mine", "azure/other"]
+    assert response.is_ended
+    with pytest.raises(NotFound, match="name no model, only patterns"):
+        await make(models=("azure/*",)).send("GET", b"/v1/models", (), b"")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -422,6 +449,19 @@ async def test_a_client_that_has_gone_ends_the_call(
     response.close()
     assert await wire.read_to_end() == b""
     assert await tasks.finish(LIMIT)
+
+
+async def test_a_client_that_goes_while_much_is_unread_ends_the_call(
+    make: Make, upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    sending = asyncio.ensure_future(send(make(), {"model": OPENAI, "messages": ASKED, "stream": True}))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head() + chunk(says.data(says.chat_chunk({"content": "x" * 2**20}))) * 2)
+    response = await sending
+    await asyncio.sleep(0.5)  # by then it reads no more; if not, the call ends all the same
+    response.close()
+    assert await tasks.finish(LIMIT)
+    assert await wire.read_to_end() == b""
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_event(make: Make, upstream: ScriptedUpstream) -> None:

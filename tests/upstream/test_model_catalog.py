@@ -46,6 +46,13 @@ async def test_the_upstreams_word_comes_before_the_map_and_the_settings_before_b
     ]
 
 
+def test_a_listing_that_says_nothing_changes_nothing() -> None:
+    catalog = ModelCatalog({}, {}, FixedClock(), load)
+    catalog.note_listing("main", list_models(500))
+    catalog.note_listing("main", b'{"data":[]}')
+    assert catalog.find(KEY).window == 500
+
+
 def test_a_limit_holds_for_whom_it_was_learned_and_for_a_day() -> None:
     clock = FixedClock()
     catalog = ModelCatalog({"main": Offer(window=1000)}, {}, clock, load)

@@ -48,6 +48,11 @@ def test_a_listing_names_each_model_in_all_its_ways_once() -> None:
     assert read_listing(json.dumps([one]).encode()) == {"m": Offer(5), "Em": Offer(5)}
 
 
+@pytest.mark.parametrize("content", [b"", b"<html>", b"{}", b"5", b'{"data":{"id":1}}', b"[" * 5000])
+def test_what_is_no_listing_lists_nothing(content: bytes) -> None:
+    assert read_listing(content) == {}
+
+
 NAMES = st.sampled_from(["id", "max_model_len", "meta", "model_info", "pricing", "prompt", "parameters"])
 
 

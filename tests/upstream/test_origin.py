@@ -25,6 +25,12 @@ def test_a_base_url_is_an_origin_and_a_path(url: str, origin: Origin, path: byte
     assert parse_base(url) == (origin, path)
 
 
+@pytest.mark.parametrize("url", ["", "api.openai.com", "ftp://h/v1", "https://", "http://h:99999/", "http://h/\xe9"])
+def test_anything_else_is_no_base_url(url: str) -> None:
+    with pytest.raises(ValueError):
+        parse_base(url)
+
+
 @pytest.mark.parametrize(
     ("origin", "field"),
     [

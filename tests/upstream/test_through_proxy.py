@@ -17,7 +17,7 @@ from proxy.upstream.client import DirectClient, WebhookClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.http_proxy import HttpProxy
 from tests.support.loops import put_forward
-from tests.support.scripted import LIMIT, ScriptedUpstream, Wire, answer
+from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, Wire, answer, chunk, stream_head
 from tests.upstream.test_client import CHAT, Upload, read_all
 
 Make = Callable[..., DirectClient]
@@ -167,6 +167,32 @@ async def test_a_server_of_the_public_network_is_not_told_who_asks(make: Make, p
 
 
 # --- bodies that stream ----------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_handed_on_as_it_comes_and_what_came_with_its_end_is_left_to_read(
+    make: Make, upstream: ScriptedUpstream
+) -> None:
+    sending = asyncio.ensure_future(send(make()))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head() + chunk(b"one"))
+    response, taken = await sending, asyncio.Queue[bytes]()
+
+    def take(piece: bytes) -> bool:
+        taken.put_nowait(piece)
+        return piece != b"two"
+
+    pumping = asyncio.ensure_future(response.pump(take))
+    assert await taken.get() == b"one"
+    wire.send(chunk(b"two"))
+    async with asyncio.timeout(LIMIT):
+        await pumping
+    assert (await taken.get(), response.is_received) == (b"two", False)
+    pumping = asyncio.ensure_future(response.pump(take))
+    wire.send(chunk(b"last") + LAST_CHUNK)
+    async with asyncio.timeout(LIMIT):
+        await pumping
+    assert (taken.empty(), response.is_received, response.is_ended) == (True, True, False)
+    assert await read_all(response) == b"last"
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------

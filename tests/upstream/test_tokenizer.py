@@ -12,6 +12,8 @@ from proxy.upstream.tokenizer import (
     CountingTokenizer,
     Encoder,
     EstimatingTokenizer,
+    SplintrEncoder,
+    has_encoder,
     load_encoder,
     make_tokenizer,
 )
@@ -91,6 +93,13 @@ def test_threads_that_come_together_load_once() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(count, range(2))) == [3, 3]
     assert loaded == ["o200k_base"]
+
+
+@pytest.mark.parametrize("encoding", ["o200k_base", "cl100k_base"])
+def test_both_encodings_are_counted_by_splintr(encoding: Encoding) -> None:
+    assert has_encoder()
+    assert isinstance(load_encoder(encoding), SplintrEncoder)
+    assert CountingTokenizer().count("hello world", encoding) == (2, False)
 
 
 def test_where_splintr_cannot_be_imported_tokens_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ from statistics import median
 import pytest
 
 from scripts.measure_house import (
+    ALIKE_BY_NATURE,
     count_feature_words,
     count_tokens,
+    is_by_nature,
     is_feature,
     list_alike,
     list_outside_sets,
@@ -50,7 +52,6 @@ LAZY_IMPORTS: dict[str, set[str]] = {
 BROAD_EXCEPTS = {
     "engine.runtime.attempt": "a call goes on without what is done beside it",
     "engine.context.accounting.UsageAccounting.build_manifest": "a body that nothing is known of is kept whole",
-    "engine.context.controller.ContextController.account": "the request is on its way",
     "engine.context.controller.ContextController.decide": "the call goes on as the client sent it",
     "engine.context.controller.ContextController.decide_at_once": "the call is decided again, with time",
     "engine.context.fallback.FallbackChain._try": "the next level is tried",
@@ -69,7 +70,7 @@ BROAD_EXCEPTS = {
     "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
     "worker.frames.serve": "what is wrong with a job is its result, and must not end the process",
 }
-MOST_BROAD_EXCEPTS = 21
+MOST_BROAD_EXCEPTS = 19
 # The files outside `proxy/wire` that may name a wire format, and why. All others ask the format, or a table of formats.
 WIRE_NAMES = {
     "proxy/engine/turns/context.py": "names of the SDK, in the type of an argument",
@@ -84,29 +85,29 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 578_703, 334_282
+MOST_TOKENS, MOST_CORE_TOKENS = 575_936, 332_340
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
-    "proxy/cli": 35_363,
+    "proxy/cli": 34_714,
     "proxy/config": 6_131,
-    "proxy/context": 74_317,
-    "proxy/demo": 6_677,
-    "proxy/doctor": 4_924,
-    "proxy/engine": 181_612,
-    "proxy/model": 12_997,
-    "proxy/read": 27_428,
+    "proxy/context": 74_316,
+    "proxy/demo": 6_652,
+    "proxy/doctor": 4_914,
+    "proxy/engine": 180_560,
+    "proxy/model": 13_060,
+    "proxy/read": 26_672,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
-    "proxy/server": 28_528,
+    "proxy/server": 28_220,
     "proxy/store": 59_898,
     "proxy/telemetry": 8_470,
     "proxy/transcripts": 9_702,
-    "proxy/trial": 8_917,
+    "proxy/trial": 8_888,
     "proxy/upstream": 13_953,
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 16, 152, 133
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 150, 132
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.
@@ -369,6 +370,13 @@ def test_each_figure_counts_what_it_is_to_count() -> None:
     assert list_alike(structs) == ["x.py: A = y.py: B", "y.py: B = z.py: C"]
     assert list(list_outside_sets("self.x = 1\na.x = 1\na.b.y += 1\nsetattr(a, 'z', 1)\nx = 1\n")) == [2, 3, 4]
     assert count_feature_words("def run(call):\n    call.recall_tool(pinned, held_path=1)\n") == 2
+
+
+def test_structs_that_are_listed_as_two_things_are_alike() -> None:
+    alike = list_alike(list_structs({source.path: source.text for source in PACKAGE}))
+    excused = {name for pair in alike if is_by_nature(pair) for name in pair.split(" = ")}
+    assert excused == {name for names in ALIKE_BY_NATURE for name in names}
+    assert not is_by_nature("proxy/model/card.py: Rates = proxy/model/events.py: SessionCreatedEvent")
 
 
 def list_tracked() -> list[Source]:

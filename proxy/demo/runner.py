@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import httpx
-import msgspec
 
 from proxy.app import serve
 from proxy.assembly import measure, open_log
@@ -28,7 +27,7 @@ from proxy.context.pricing import format_money
 from proxy.demo.story import ScriptedTurn, list_turns, make_tools, write_system
 from proxy.demo.upstream import MODEL, DemoUpstream, Meter, serve_upstream
 from proxy.demo.workspace import Workspace
-from proxy.model.epoch import Edit, Epoch, Replaced, Summary
+from proxy.model.epoch import Epoch, Replaced, Summary
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.exchange import Usage
 from proxy.read.cache import CacheReport, load_cache
@@ -53,7 +52,6 @@ _RULES = (
     "with `make test`",
     "rename public functions",
 )
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 def run_demo(*, steps: int, port: int | None, data: Path | None, is_served: bool, output: TextIO = sys.stdout) -> int:
@@ -225,8 +223,7 @@ class _Demo:
         """Return what happened, a sentence each; what did not happen is left out."""
         lines = []
         if epochs:
-            edits = _edits.decode(epochs[-1].edits)
-            replaced = sum(isinstance(edit, Replaced) for edit in edits)
+            replaced = sum(isinstance(edit, Replaced) for edit in epochs[-1].list_edits())
             lines.append(
                 f"{_count(len(epochs), 'epoch')} opened; {self._upstream.extended} of {self._calls} requests began with"
                 " the whole history of the one before, byte for byte"

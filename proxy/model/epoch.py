@@ -303,6 +303,10 @@ class Epoch(Value, tag=True, array_like=True):
     originals: tuple[Original, ...] = ()
     tool: bytes = b""  # the raw tool that is the last one of its requests, by which a model recalls; empty if none
 
+    def list_edits(self) -> tuple[Edit, ...]:
+        """Return its edits; none where they were erased."""
+        return decode_edits(self.edits or b"[]")
+
     @property
     def is_compacted(self) -> bool:
         """Whether the provider's own compaction is sent under it, which is its first edit."""

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
 from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.calls import make_request
-from proxy.model.epoch import Edit, Epoch, Replaced, Written
+from proxy.model.epoch import Epoch, Replaced, Written
 from proxy.model.log import ExchangeRow
 from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
@@ -43,7 +41,6 @@ _HOSTS = {
 _NO_USAGE = "its transcript has no usage of {0}: counted, with what the provider's cache should hold"
 _MISSING = "its transcript is without {0}"
 _SIZED = "{0}: their size is taken from the usage of the first call"
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> dict[str, list[Transcript]]:
@@ -218,7 +215,7 @@ class _Replay:
 
 def count_cut(epoch: Epoch) -> Cut:
     """Return what an epoch shortens."""
-    edits = _edits.decode(epoch.edits) if epoch.edits else ()
+    edits = epoch.list_edits()
     kinds = [edit.kind for edit in edits if isinstance(edit, Replaced)]
     told = {place for edit in edits if isinstance(edit, Written) for place in range(edit.start, edit.stop)}
     return Cut(kinds.count("tombstone"), kinds.count("file"), kinds.count("shortened"), len(told))

@@ -3,7 +3,7 @@
 import json
 import re
 
-from proxy.demo.story import list_turns, make_tools
+from proxy.demo.story import list_turns, make_tools, write_system
 from proxy.demo.upstream import DemoUpstream, Meter, make_answer, write_summary
 from proxy.demo.workspace import CARRIERS, Workspace
 
@@ -80,6 +80,12 @@ def test_the_meter_reads_what_an_earlier_prompt_began_with() -> None:
     assert again.cached and first.input and again.cached == first.input // 128 * 128
 
 
+def test_a_short_prompt_is_not_cached() -> None:
+    meter = Meter(len)
+    body = {"messages": [{"role": "user", "content": "a" * 900}]}
+    assert [meter.add(body, "").cached for _ in range(2)] == [0, 0]
+
+
 def test_a_step_is_a_message_with_its_call() -> None:
     step = list_turns()[0].steps[0]
     message = make_answer(step, 1)
@@ -92,6 +98,11 @@ def test_a_summary_quotes_the_user_with_the_numbers_of_the_request() -> None:
     numbered = write_summary([{"role": "user", "content": "[m1 user]\nDo it."}])
     assert "- quayside/carriers/amber.py was read" in plain and "[m1]" not in plain
     assert '"Always use Decimal for money, never float." [m1]' in numbered
+
+
+def test_the_system_prompt_has_what_the_repository_says_of_itself() -> None:
+    files = Workspace().files
+    assert files["README.md"] in write_system(files) and files["docs/days.md"] in write_system(files)
 
 
 def test_every_rule_that_is_looked_for_was_stated() -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from proxy.server.access import AccessRules, make_cookie
+from proxy.server.errors import Refused
 from proxy.server.policy import ServerPolicy
 from tests.support.scripted import ScriptedUpstream, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving, with_server
@@ -87,6 +88,13 @@ async def test_the_link_of_the_start_gives_a_cookie_that_opens_the_page(served: 
     assert (page.status, b"<title>Sessions" in page.body) == (200, True)
 
 
+async def test_a_token_that_is_no_plain_word_works_by_cookie_too(plan: Plan) -> None:
+    async with serving(with_server(plan, admin_token='a;b "c"')) as served:
+        got = await served.ask(request("GET", "/-/?token=a%3Bb+%22c%22"))
+        cookie = got.find(b"set-cookie").decode().partition("; ")[0]
+        assert (await served.ask(request("GET", "/-/", f"Cookie: {cookie}"))).status == 200
+
+
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost@evil.example"]
 )
@@ -94,6 +102,11 @@ async def test_the_link_of_the_start_gives_a_cookie_that_opens_the_page(served: 
 async def test_a_host_that_is_not_ours_is_refused_whatever_the_token(served: Served, path: str, host: str) -> None:
     got = await served.ask(request("GET", path, BEARER, host=host))
     assert (got.status, json.loads(got.body)["error"]["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("host", ["", "[::1", "a b", "\xe9", "//", ":8484"])
+async def test_a_host_that_is_none_is_refused(served: Served, host: str) -> None:
+    assert (await served.ask(request("GET", "/-/metrics", BEARER, host=host))).status == 403
 
 
 @pytest.mark.parametrize(
@@ -118,6 +131,11 @@ async def test_a_foreign_page_is_refused_whatever_the_token(served: Served, path
     assert (got.status, json.loads(got.body)["error"]["code"]) == (403, "forbidden")
 
 
+async def test_our_own_page_may_ask(served: Served) -> None:
+    got = await served.ask(request("GET", "/-/metrics", BEARER, "Origin: http://localhost:8", host="localhost:8"))
+    assert got.status == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/anything"])
 async def test_a_foreign_host_cannot_spend_our_key(upstream: ScriptedUpstream, path: str) -> None:
     upstream.answer_with(answer(b"ok"))
@@ -125,6 +143,16 @@ async def test_a_foreign_host_cannot_spend_our_key(upstream: ScriptedUpstream, p
         assert (await served.ask(request("GET", path, host="evil.example"))).status == 403
         assert upstream.accepted == 0
         assert (await served.ask(request("GET", path, host="localhost"))).status == 200
+
+
+async def test_without_a_key_of_ours_any_host_will_do(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    assert (await served.ask(request("GET", "/v1/models", host="any.example"))).status == 200
+
+
+def test_the_name_that_is_not_known_is_told_with_the_setting_that_allows_it() -> None:
+    with pytest.raises(Refused, match=r"'evil\.example' .*server\.allowed_hosts"):
+        AccessRules(ServerPolicy()).check_host(((b"host", b"Evil.example:1"),))
 
 
 # --- whose page may have calls carried (BEHAVIOUR B39) ---------------------------------------------------------------
@@ -210,6 +238,18 @@ async def test_every_origin_may_be_allowed(plan: Plan) -> None:
     rules.check_call(((b"host", b"localhost"), (b"origin", b"null")))
 
 
+async def test_an_answer_for_all_pages_is_for_the_page_that_asked(upstream: ScriptedUpstream) -> None:
+    shared = ("Access-Control-Allow-Origin: *", "Access-Control-Allow-Credentials: true", "X-Other: 1")
+    upstream.answer_with(answer(b"ok", *shared))
+    async with serving(Plan(upstream.url, api_key="own-key")) as served:
+        got = await served.ask(request("GET", "/v1/models", "Origin: http://localhost:3000"))
+        assert got.find(b"access-control-allow-origin") == b"http://localhost:3000"
+        assert (got.find(b"vary"), got.find(b"x-other")) == (b"origin", b"1")
+        assert got.all(b"access-control-allow-credentials") == []
+        got = await served.ask(request("GET", "/v1/models"))
+        assert (got.all(b"access-control-allow-origin"), got.find(b"x-other")) == ([], b"1")
+
+
 async def test_an_upstream_cannot_set_the_cookie_of_our_pages(served: Served, upstream: ScriptedUpstream) -> None:
     ours = ("Set-Cookie: palimpsest_admin=evil; Path=/-/", "Set-Cookie:  =palimpsest_admin=evil", "Set-Cookie: a=b")
     upstream.answer_with(answer(b"ok", *ours))
@@ -278,11 +318,21 @@ async def test_a_page_of_another_site_does_not_reach_ours(served: Served, path: 
     assert (got.status, json.loads(got.body)["error"]["code"]) == (403, "forbidden")
 
 
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+async def test_an_address_that_is_typed_and_our_own_links_do(served: Served, site: str) -> None:
+    assert (await served.ask(request("GET", "/-/api/sessions", BEARER, f"Sec-Fetch-Site: {site}"))).status == 200
+
+
 @pytest.mark.parametrize("field", ["X: 1", BEARER])
 @EVERY
 async def test_our_answers_are_shown_in_no_frame_and_tell_no_address(served: Served, path: str, field: str) -> None:
     got = await served.ask(request("GET", path, field))
     assert (got.find(b"referrer-policy"), got.find(b"x-frame-options")) == (b"no-referrer", b"DENY")
+
+
+async def test_probes_need_no_token(served: Served) -> None:
+    for path in ("/-/live", "/-/ready"):
+        assert (await served.ask(request("GET", path))).status == 200
 
 
 # --- the metrics, for a scraper that knows the server by another name ------------------------------------------------
@@ -318,6 +368,11 @@ async def test_the_metrics_open_to_either_token(plan: Plan, fields: tuple[str, .
     async with serving(with_server(plan, metrics_token="scrape")) as served:
         assert (await served.ask(request("GET", "/-/metrics", *fields, host=host))).status == status
         assert (await served.ask(request("GET", "/-/metrics?token=scrape", host=host))).status in (401, 403)
+
+
+async def test_without_a_token_of_the_metrics_none_opens_them(served: Served) -> None:
+    for field in ("Authorization: Bearer ", "Authorization: Bearer", "X: 1"):
+        assert (await served.ask(request("GET", "/-/metrics", field))).status == 401
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,16 @@ async def test_a_refused_upload_is_answered_and_forgotten(served: Served, upstre
     assert upstream.accepted == 0
 
 
+async def test_an_upload_to_nobody_is_answered_and_forgotten(plan: Plan) -> None:
+    async with ScriptedUpstream() as gone:
+        url = gone.url
+    async with serving(Plan(url)) as served, await served.connect() as client:
+        client.send(request("POST", FILES, body=bytes(1000))[:-1])
+        got = await client.read_answer()
+        assert (got.status, error_code(got.body)) == (502, "upstream_unreachable")
+        await served.drained()
+
+
 async def test_an_answer_before_the_end_of_an_upload_is_passed_on_and_the_upload_forgotten(
     served: Served, upstream: ScriptedUpstream
 ) -> None:
@@ -275,3 +285,8 @@ async def test_a_status_nobody_knows_passes(served: Served, upstream: ScriptedUp
     upstream.answer_with(answer(b"odd", status=status))
     got = await served.ask(request("GET", "/v1/models"))
     assert (got.status, got.body) == (int(status[:3]), b"odd")
+
+
+async def test_a_status_that_is_none_is_a_bad_gateway(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"odd", status="999 Request Denied"))
+    assert (await served.ask(request("GET", "/v1/models"))).status == 502

@@ -112,6 +112,18 @@ async def test_the_third_call_in_a_row_is_told_at_once_and_the_next_response_say
         assert len(agent.told) == 1
 
 
+async def test_a_long_loop_is_told_again_whenever_it_has_doubled(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(plan) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for _ in range(12):
+            await agent.step()
+        assert [each.count for each in agent.told] == [3, 6, 12]
+        await agent.step(name="other")
+        for n in range(3):
+            await agent.step(output=str(n))
+        assert [(each.count, each.has_same_output) for each in agent.told[3:]] == [(3, False)]
+
+
 async def test_another_branch_is_not_labelled(plan: Plan, upstream: ScriptedUpstream) -> None:
     async with serving(plan) as served:
         agent = Agent(served, upstream, TONGUES[0])
@@ -193,6 +205,14 @@ def read_line(text: str) -> str:
     return text[start : text.index("]", start) + 1]
 
 
+async def test_outputs_that_differ_or_words_of_the_user_make_no_line(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(annotating(plan)) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for n in range(6):
+            await agent.step(output=str(n // 2))
+    assert [find_told(asked) for asked in upstream.requests] == [{}] * 6
+
+
 async def test_the_line_is_the_same_after_a_restart_and_on_another_branch(
     plan: Plan, upstream: ScriptedUpstream
 ) -> None:
@@ -211,6 +231,20 @@ async def test_the_line_is_the_same_after_a_restart_and_on_another_branch(
     told = [find_told(asked) for asked in upstream.requests]
     assert told[4:] == [{6: 3}, {6: 3}, {}, {6: 3}]
     assert upstream.requests[4].body == upstream.requests[7].body
+
+
+async def test_several_calls_at_once_are_told_of_when_all_have_an_output(
+    plan: Plan, upstream: ScriptedUpstream
+) -> None:
+    tongue = TONGUES[0]
+    asks = [tongue.call(n, "bash", COMMAND)[0]["tool_calls"][0] for n in range(4)]
+    body = tongue.spell([("bash", COMMAND, "failed")] * 2)
+    body["messages"] += [{"role": "assistant", "content": None, "tool_calls": asks}]
+    body["messages"] += [tongue.give(n, "failed") for n in range(4)]
+    async with serving(annotating(plan)) as served:
+        upstream.close_after(answer(b"{}", "Connection: close"))
+        await served.ask(request("POST", tongue.path, "x-palimpsest-session: s", body=json.dumps(body).encode()))
+    assert find_told(upstream.requests[0]) == {9: 6}
 
 
 @pytest.mark.parametrize("field", ["x-palimpsest-mode: observe", "x-palimpsest-mode: bypass", "x-other: 1"])

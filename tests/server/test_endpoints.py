@@ -25,6 +25,7 @@ from proxy.server.endpoints import (
     read_body,
     read_document,
     read_limit,
+    read_number,
     read_switch,
 )
 from proxy.server.errors import Refused, render_error, render_plain
@@ -54,6 +55,21 @@ async def ask(method: str, query: str = "", path: Endpoint = PATH) -> tuple[int,
     return sent[0]["status"], fields, json.loads(sent[1]["body"] or b"null")
 
 
+async def test_each_method_has_its_own_answer_and_parameters() -> None:
+    assert (await ask("GET", "limit=7&whole=true"))[2] == [7, True]
+    assert (await ask("GET", "token=x"))[0] == 400
+    assert (await ask("HEAD"))[0] == 200
+    assert (await ask("DELETE", "name=x"))[2]["error"]["code"] == "not_found"
+    status, _, told = await ask("DELETE", "limit=7")
+    assert (status, "this path takes: name" in told["error"]["message"]) == (400, True)
+
+
+async def test_a_method_that_is_not_known_is_told_those_that_are() -> None:
+    status, fields, _ = await ask("POST")
+    assert (status, fields["allow"]) == (405, "GET, HEAD, DELETE")
+    assert (await ask("GET", path=Endpoint().on("POST", miss)))[1]["allow"] == "POST"
+
+
 async def test_nothing_it_answers_can_be_a_page() -> None:
     for method in ("GET", "DELETE", "PUT"):
         _, fields, _ = await ask(method)
@@ -66,10 +82,22 @@ async def test_what_a_parameter_cannot_be_is_an_error(query: str) -> None:
     assert (await ask("GET", query))[0] == 400
 
 
+def test_a_number_has_nine_digits_at_most() -> None:
+    assert read_number("007", "n") == 7
+    for text in ("", "-1", "²", "1" * 10, "1.0"):
+        with pytest.raises(BadRequest, match="n is a number from 0 to 999999999"):
+            read_number(text, "n")
+
+
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
     """What a path may be asked."""
 
     level: int = 1
+
+
+def test_what_a_body_leaves_out_is_as_usual() -> None:
+    assert read_document(b"", Asked) == read_document(b"{}", Asked) == Asked(1)
+    assert read_document(b'{"level": 3}', Asked) == Asked(3)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +141,11 @@ async def find(path: Named, query: Wanted, body: Asked) -> list[object]:
     return [path.n, query.q, query.most, query.kind, query.is_on, body.level]
 
 
+async def nothing() -> list[int]:
+    """Take nothing."""
+    return [1]
+
+
 async def ask_typed(query: str, n: str = "3", body: bytes = b"") -> tuple[int, Any]:
     """Status and document of the answer of a handler that has types."""
     sent: list[Any] = []
@@ -126,6 +159,12 @@ async def ask_typed(query: str, n: str = "3", body: bytes = b"") -> tuple[int, A
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": query.encode(), "headers": []}
     await Endpoint().on("POST", find)({**scope, "path_params": {"n": n}}, receive, send)
     return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+async def test_a_handler_gets_what_its_types_say() -> None:
+    assert await ask_typed("q=x") == (200, [3, "x", None, "a", False, 1])
+    assert await ask_typed("q=&most=5&kind=b&is_on=TRUE", "9", b'{"level": 2}') == (200, [9, "", 5, "b", True, 2])
+    assert (await ask("GET", path=Endpoint(nothing)))[2] == [1]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +185,12 @@ async def test_what_a_handler_cannot_take_is_refused(query: str, n: str, body: b
     status, document = await ask_typed(query, n, body)
     assert status == 400
     assert told in document["error"]["message"]
+
+
+def test_what_a_handler_takes_is_read_from_its_annotations() -> None:
+    (operation,) = Endpoint().on("POST", find).operations.values()
+    assert (operation.path, operation.query, operation.body) == (Named, Wanted, Asked)
+    assert (operation.result, operation.text) == (list[object], "Find something.")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -158,6 +158,24 @@ async def test_a_note_stays_where_it_was_until_an_epoch_and_is_not_in_that(
             assert later[: len(sent)] == sent
 
 
+async def test_under_an_epoch_a_note_is_behind_its_messages(tmp_path: Path, upstream: ScriptedUpstream) -> None:
+    flags = {"budget.ceiling_tokens": 9000, "doom_loop.action": "annotate", "recall.inject": False}
+    messages, epochs = make_steps(40, range(24, 28)), []
+    async with serving_whole(tmp_path, upstream, **flags) as server:
+        for count in range(3, len(messages) + 1, 2):
+            got = await server.client.post(CHAT, content=spell(messages[:count]), headers=FIELDS)
+            epochs.append(got.headers.get("x-palimpsest-epoch", ""))
+    asked = [each for each in upstream.requests if each.body]
+    places = [list_places(each) for each in asked]
+    told = [n for n, found in enumerate(places) if found]
+    assert told[0] == 26, "that has three outputs of the loop"
+    assert told == list(range(26, told[-1] + 1))
+    assert all(epochs[n] and epochs[n] == epochs[26] and places[n] == places[26] for n in told)
+    for before, after in itertools.pairwise(asked[n] for n in told):
+        sent, later = (json.loads(each.body)["messages"] for each in (before, after))
+        assert later[: len(sent)] == sent
+
+
 async def test_a_history_that_we_hold_is_annotated_as_any_other(tmp_path: Path, upstream: ScriptedUpstream) -> None:
     answers = [call(n, "make") for n in range(4)]
 

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from proxy.engine.policy import EnginePolicy
+from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
 
@@ -67,6 +68,18 @@ async def test_a_body_shorter_than_its_length_is_passed_on_and_broken(
         assert await client.read_to_end() == b""
     outcome = await served.outcome()
     assert (outcome.completeness, outcome.received) == ("truncated", b"x" * 40)
+
+
+async def test_silence_before_the_answer_is_a_gateway_timeout(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(Plan(upstream.url, idle_timeout=30)) as served, await served.connect() as client:
+        client.send(ASK)
+        wire, _ = await upstream.accept_request()
+        await put_forward(30)
+        got = await client.read_answer()
+        assert (got.status, error_code(got.body)) == (504, "upstream_silent")
+        assert await wire.read_to_end() == b""
+        outcome = await served.outcome()
+        assert (outcome.completeness, outcome.status) == ("failed", 0)
 
 
 @pytest.mark.parametrize("how", ["fin", "rst"])

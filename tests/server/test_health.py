@@ -9,7 +9,7 @@ from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import Outcome
 from proxy.model.log import ArchiveHealth
 from tests.support.scripted import Message, ScriptedUpstream, answer, request
-from tests.support.serving import Plan, Served, serving
+from tests.support.serving import TOKEN, Plan, Served, serving
 
 FULL = ArchiveHealth("disk full", 3, 4096, 2, 1)
 
@@ -27,6 +27,11 @@ async def test_both_are_open_to_anybody_and_never_forwarded(
     assert (await served.ask(request("GET", path, host="localhost:1"))).status == 200
     assert (await served.ask(request("HEAD", path))).status == 200
     assert upstream.accepted == 0
+
+
+async def test_a_server_that_serves_is_ready(served: Served) -> None:
+    assert told(await served.ask(request("GET", "/-/ready"))) == (200, "ready", [])
+    assert json.loads((await served.ask(request("GET", "/-/live"))).body) == {"status": "live"}
 
 
 async def test_a_server_that_still_loads_lives_and_is_not_ready(served: Served) -> None:
@@ -58,6 +63,13 @@ async def test_a_server_that_is_shutting_down_lives_and_is_not_ready(served: Ser
     served.archive.health = FULL
     assert told(await served.ask(request("GET", "/-/ready")))[2] == ["shutting down", "disk full"]
     assert (await served.ask(request("GET", "/-/live"))).status == 200
+
+
+async def test_metrics_are_prometheus_text(served: Served) -> None:
+    served.archive.health = FULL
+    got = await served.ask(request("GET", "/-/metrics", f"Authorization: Bearer {TOKEN}"))
+    assert got.find(b"content-type") == b"text/plain; version=0.0.4; charset=utf-8"
+    assert b"\npalimpsest_log_degraded 1.0\n" in got.body
 
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])

@@ -17,6 +17,7 @@ from tests.support.scripted import (
     ScriptedUpstream,
     answer,
     request,
+    stream_head,
 )
 from tests.support.serving import Plan, Served, serving, with_server
 
@@ -92,6 +93,31 @@ async def test_what_is_not_one_well_formed_request_is_refused_and_reaches_nobody
     assert upstream.accepted == 0
 
 
+async def test_a_bad_chunk_in_a_request_is_refused(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(_POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert_refused(await client.read_answer(), 400, "bad_request")
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("host", [b"Host: a\r\n", b""])
+async def test_an_old_client_need_not_name_a_host(served: Served, upstream: ScriptedUpstream, host: bytes) -> None:
+    upstream.answer_with(answer(b"ok"))
+    async with await served.connect() as client:
+        client.send(b"GET /v1/models HTTP/1.0\r\n" + host + b"\r\n")
+        got = await client.read_answer()
+        assert (got.status, got.body, got.find(b"connection")) == (200, b"ok", b"close")
+
+
+async def test_fields_behind_a_chunked_body_do_not_become_fields_of_the_request(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"{}"))
+    sent = _POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Smuggled: 1\r\nAuthorization: Bearer x\r\n\r\n"
+    assert (await served.ask(sent)).status == 200
+    assert (upstream.requests[0].all(b"x-smuggled"), upstream.requests[0].all(b"authorization")) == ([], [])
+
+
 # --- time and size ---------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +180,12 @@ async def test_a_field_that_never_ends_is_refused_at_the_cap_and_not_kept_in_mem
         assert_refused(await client.read_answer(), 431, "headers_too_large")
 
 
+async def test_a_head_just_below_the_cap_passes(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    assert (await served.ask(request("GET", "/v1/models", "X: " + "a" * 65_000))).status == 200
+    assert len(upstream.requests[0].find(b"x")) == 65_000
+
+
 async def test_a_client_that_takes_nothing_is_given_up(plan: Plan, upstream: ScriptedUpstream) -> None:
     async with serving(with_server(plan, stall_timeout=0.2)) as served, await served.connect() as client:
         client.stop_reading()
@@ -165,6 +197,18 @@ async def test_a_client_that_takes_nothing_is_given_up(plan: Plan, upstream: Scr
 
 
 # --- one connection, several requests --------------------------------------------------------------------------------
+
+
+async def test_a_line_end_behind_a_body_is_no_request(plan: Plan, upstream: ScriptedUpstream) -> None:
+    """Old clients send one; it must not start the clock of a head while the answer streams."""
+    async with serving(with_server(plan, header_timeout=30)) as served, await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY) + b"\r\n")
+        wire, _ = await upstream.accept_request()
+        await put_forward(30)
+        with pytest.raises(TimeoutError):
+            await client.read_to_end(0.1)
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"
 
 
 async def test_what_a_request_was_served_with_is_let_go(served: Served, upstream: ScriptedUpstream) -> None:
@@ -183,6 +227,15 @@ async def test_what_a_request_was_served_with_is_let_go(served: Served, upstream
         async with asyncio.timeout(LIMIT):
             await is_gone.wait()
         assert connection() is None
+
+
+async def test_the_head_of_an_answer_that_breaks_at_once_arrives(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + b"no chunk\r\n")
+        assert (await client.read_head()).status == 200
+        assert await client.read_to_end() == b""
 
 
 async def test_an_endless_field_behind_a_body_ends_the_connection(plan: Plan, upstream: ScriptedUpstream) -> None:

@@ -11,8 +11,9 @@ from starlette.responses import Response, StreamingResponse
 
 from proxy.server.health import Health
 from proxy.server.http11_response import ConnectionCloser
+from proxy.server.policy import ServerPolicy
 from tests.support.loops import put_forward
-from tests.support.scripted import ScriptedUpstream, Wire, answer, chunk, request, stream_head
+from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
 
 CHAT = "/v1/chat/completions"
@@ -46,6 +47,44 @@ async def test_an_old_client_sees_a_reset_where_its_answer_breaks(served: Served
         wire.reset()
         with pytest.raises(ConnectionResetError):
             await client.read_some()
+
+
+async def test_an_old_client_that_leaves_in_its_answer_is_no_fault_of_ours(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        wire = await ask(client, upstream, stream_head() + chunk(b"part"), b"1.0")
+        await client.read_until(b"part")
+        client.reset()
+        await wire.read_to_end()
+    assert (await served.outcome()).completeness == "aborted"
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_without_a_body_is_followed_by_the_next_one(
+    served: Served, upstream: ScriptedUpstream, status: int
+) -> None:
+    async with await served.connect() as client:
+        await ask(client, upstream, b"HTTP/1.1 %d X\r\netag: a\r\n\r\n" % status)
+        head = await client.read_head()
+        assert (head.status, head.all(b"content-length"), head.all(b"transfer-encoding")) == (status, [], [])
+        client.send(request("GET", "/-/live"))
+        assert (await client.read_answer()).status == 200
+
+
+async def test_a_body_in_pieces_is_joined_and_capped(upstream: ScriptedUpstream) -> None:
+    head = b"POST %s HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+    policy = ServerPolicy(port=0, admin_token="t", max_body_bytes=64)
+    async with serving(Plan(upstream.url, server=policy)) as served, await served.connect() as client:
+        client.send(head + chunk(BODY[:5]))
+        await served.ask(request("GET", "/-/live"))  # meanwhile the first piece has been read
+        client.send(chunk(BODY[5:]) + LAST_CHUNK)
+        wire, seen = await upstream.accept_request()
+        assert seen.body == BODY
+        wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        assert (await client.read_answer()).status == 200
+        client.send(head + chunk(b"x" * 65) + LAST_CHUNK)
+        assert (await client.read_answer()).status == 413
 
 
 async def test_the_whole_answer_is_sent_before_the_connection_ends(upstream: ScriptedUpstream) -> None:
@@ -167,6 +206,16 @@ async def test_a_connection_is_not_held_by_a_client_that_takes_nothing(left: int
     assert transport.done == done
 
 
+async def test_a_connection_that_is_closed_is_watched_no_more() -> None:
+    transport = Transport(5)
+    closer = ConnectionCloser(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 10)
+    for _ in range(2):
+        closer.close()
+    closer.cancel()
+    await put_forward(10)
+    assert transport.done == ["close", "close"]
+
+
 async def test_a_client_that_takes_something_has_its_time_anew_and_none_while_nothing_is_to_end() -> None:
     transport = Transport(5)
     closer = ConnectionCloser(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 10)
@@ -178,3 +227,16 @@ async def test_a_client_that_takes_something_has_its_time_anew_and_none_while_no
     closer.note_progress()
     await put_forward(10)
     assert transport.done == ["close", "abort"]
+
+
+async def test_a_client_that_takes_a_little_at_a_time_is_not_given_up() -> None:
+    transport = Transport(50)
+    closer = ConnectionCloser(asyncio.get_running_loop(), cast(asyncio.Transport, transport), 10)
+    closer.start_timer()
+    for _ in range(25):
+        transport.left -= 1
+        await put_forward(1)
+    assert transport.done == []
+    for _ in range(2):
+        await put_forward(10)
+    assert transport.done == ["abort"]

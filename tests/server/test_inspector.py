@@ -35,6 +35,11 @@ async def test_a_browser_is_led_to_our_page_where_no_upstream_answers(plan: Plan
         assert (got.status, b'href="/-/"' in got.body) == (502, True)
 
 
+async def test_what_an_upstream_shows_a_browser_is_shown(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"<h1>theirs</h1>", "Content-Type: text/html"))
+    assert (await served.ask(request("GET", "/", HTML, NAVIGATES))).body == b"<h1>theirs</h1>"
+
+
 @pytest.mark.parametrize("field", [NAVIGATES, "Sec-Fetch-Dest: iframe", "Sec-Fetch-Dest: document"])
 @pytest.mark.parametrize("path", ["/docs", "/"])
 async def test_a_page_of_an_upstream_has_an_origin_of_its_own(
@@ -48,6 +53,13 @@ async def test_a_page_of_an_upstream_has_an_origin_of_its_own(
     # as a browser asks for a page of another origin
     foreign = ("Origin: null", "Sec-Fetch-Site: cross-site", "Cookie: palimpsest_admin=" + make_cookie(TOKEN))
     assert (await served.ask(request("GET", "/-/api/sessions", *foreign))).status == 403
+
+
+async def test_no_other_response_is_changed(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"{}", "Content-Type: application/json"))
+    for fields in ((), (HTML,), ("Sec-Fetch-Mode: cors", "Sec-Fetch-Dest: empty"), ("Sec-Fetch-Dest: image",)):
+        got = await served.ask(request("GET", "/docs", *fields))
+        assert got.all(b"content-security-policy") == []
 
 
 @pytest.mark.parametrize(
@@ -67,3 +79,11 @@ async def test_an_api_client_gets_what_the_upstream_answers(
     upstream.answer_with(answer(b'{"error":{}}', status="404 Not Found"))
     got = await served.ask(request(method, path, *fields))
     assert (got.status, got.body) == (404, b'{"error":{}}')
+
+
+async def test_a_page_that_breaks_off_at_the_upstream_breaks_off_at_the_browser(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    upstream.close_after(b"HTTP/1.1 500 Oops\r\nContent-Length: 9\r\n\r\nx")
+    got = await served.ask(request("GET", "/", HTML))
+    assert (got.status, got.is_whole) == (500, False)

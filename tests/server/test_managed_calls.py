@@ -5,9 +5,9 @@ import json
 import pytest
 
 from proxy.engine.policy import EnginePolicy
-from proxy.model.exchange import Mode
+from proxy.model.exchange import Mode, Opening
 from proxy.model.log import ArchiveHealth
-from tests.support.scripted import Message, ScriptedUpstream, answer, request
+from tests.support.scripted import LAST_CHUNK, Message, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
 
 WIRES = {
@@ -62,6 +62,14 @@ async def test_an_odd_body_is_for_the_upstream_to_judge(
     assert upstream.requests[0].body == body
 
 
+async def test_a_chunked_body_goes_on_whole_and_with_a_length(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    await served.ask(head + b"".join(chunk(BODY[i : i + 1]) for i in range(len(BODY))) + b"0\r\n\r\n")
+    (sent,) = upstream.requests
+    assert (sent.body, sent.find(b"content-length"), sent.all(b"transfer-encoding")) == (BODY, b"%d" % len(BODY), [])
+
+
 async def test_a_call_may_ask_to_be_sent_as_it_came(served: Served, upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer(b"ok"))
     await served.ask(request("POST", "/v1/responses", "X-Palimpsest-Mode: bypass", body=BODY))
@@ -81,6 +89,13 @@ async def test_one_that_might_have_reasoning_of_an_epoch_is_read(upstream: Scrip
         assert upstream.requests[-1].body == HELLO
 
 
+async def test_a_mode_that_is_none_is_refused(served: Served, upstream: ScriptedUpstream) -> None:
+    got = await served.ask(request("POST", "/v1/messages", "X-Palimpsest-Mode: magic", body=BODY))
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (400, "bad_request")
+    assert upstream.accepted == 0
+    assert served.archive.of(Opening) == []
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/other"])
 async def test_calls_can_be_refused_while_they_cannot_be_recorded(upstream: ScriptedUpstream, path: str) -> None:
     upstream.answer_with(answer(b"ok"))
@@ -90,6 +105,14 @@ async def test_calls_can_be_refused_while_they_cannot_be_recorded(upstream: Scri
         got = await served.ask(request("POST", path, body=BODY))
         assert (got.status, json.loads(got.body)["error"]["code"]) == (503, "store_unavailable")
     assert len(upstream.requests) == 1
+
+
+async def test_calls_go_on_while_they_cannot_be_recorded_unless_told_otherwise(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    served.archive.health = ArchiveHealth("disk full", 0, 0, 0, 0)
+    assert (await served.ask(request("POST", "/v1/messages", body=BODY))).status == 200
 
 
 # --- the headers of ours, on every response but those of mode `bypass` ------------------------------------------------
@@ -128,11 +151,33 @@ async def test_every_answer_says_where_it_is_in_the_log(
 
 
 @PATHS
+async def test_a_stream_says_it_too(served: Served, upstream: ScriptedUpstream, method: str, path: str) -> None:
+    upstream.answer_with(stream_head() + chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+    got = await served.ask(ask(method, path))
+    assert got.body == b"data: [DONE]\n\n"
+    assert labels_of(got) == await expected(served)
+
+
+@PATHS
+async def test_an_error_of_the_providers_says_it_too(
+    served: Served, upstream: ScriptedUpstream, method: str, path: str
+) -> None:
+    upstream.answer_with(answer(b"{}", status="429 Too Many Requests"))
+    assert labels_of(got := await served.ask(ask(method, path))) == await expected(served)
+    assert got.status == 429
+
+
+@PATHS
 async def test_an_error_of_ours_says_it_too_once_the_call_is_in_the_log(plan: Plan, method: str, path: str) -> None:
     async with serving(Plan("http://127.0.0.1:9/v1")) as served:
         got = await served.ask(ask(method, path))
         assert (got.status, json.loads(got.body)["error"]["code"]) == (502, "upstream_unreachable")
         assert set(await expected(served)) < set(labels_of(got))
+
+
+async def test_a_refusal_before_anything_is_recorded_names_nothing(served: Served) -> None:
+    got = await served.ask(ask("POST", CHAT, "x-palimpsest-mode: unheard-of"))
+    assert (got.status, labels_of(got)) == (400, [(b"x-palimpsest-error", b"true")])
 
 
 @PATHS
@@ -146,6 +191,11 @@ async def test_in_bypass_nothing_is_added(
     ) as served:
         got = await served.ask(ask(method, path, *([] if is_configured else ["x-palimpsest-mode: bypass"])))
     assert got.headers == ((b"x-request-id", b"r"), (b"content-length", b"2"))
+
+
+async def test_in_bypass_an_error_of_ours_names_nothing() -> None:
+    async with serving(Plan("http://127.0.0.1:9/v1", engine=EnginePolicy(mode="bypass"))) as served:
+        assert labels_of(await served.ask(ask("POST", CHAT))) == [(b"x-palimpsest-error", b"true")]
 
 
 @PATHS

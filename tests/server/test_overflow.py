@@ -91,6 +91,16 @@ async def test_without_a_retry_the_refusal_is_what_the_client_gets(rescuer: Scri
     assert seen == [TOO_LONG, TOO_LONG_EVENT]
 
 
+async def test_a_second_refusal_is_what_the_client_gets() -> None:
+    async with calling(ScriptedRescuer()) as (_, upstream, client, wire):
+        wire.send(REFUSED)
+        await read_retry(upstream, wire)
+        wire.send(answer(b"still too long", "X-A: 1", status="413 Content Too Large"))
+        got = await client.read_answer()
+        assert (got.status, got.body, got.find(b"x-a")) == (413, b"still too long", b"1")
+        assert len(upstream.requests) == 2
+
+
 async def test_an_upstream_that_dies_in_the_retry_breaks_the_answer() -> None:
     async with calling(ScriptedRescuer()) as (served, upstream, client, wire):
         wire.send(REFUSED)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.server.pages import PAGES, escape_data, load_files
+from proxy.server.access import make_cookie
+from proxy.server.pages import PAGES, PageRoute, escape_data, load_files
 from tests.support.scripted import ScriptedUpstream, request
 from tests.support.serving import TOKEN, Served
 from tests.support.whole_server import WholeServer, serving_whole
@@ -56,6 +57,19 @@ def _forget_age(document: Any) -> Any:
     return {**document, "index": None} if "index" in document else document
 
 
+async def test_a_page_of_what_is_unknown_says_so(whole: WholeServer) -> None:
+    got = await whole.client.get("/-/sessions/nobody")
+    assert (got.status_code, got.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "no session begins with 'nobody'" in read_data(got.content)["error"]["message"]
+    assert (await whole.client.get("/-/sessions/nobody.json")).json()["error"]["code"] == "not_found"
+
+
+async def test_a_page_that_needs_a_query_waits_for_it(whole: WholeServer) -> None:
+    got = await whole.client.get("/-/search")
+    assert (got.status_code, read_data(got.content)) == (200, None)
+    assert (await whole.client.get("/-/search.json")).status_code == 400
+
+
 async def test_what_was_recorded_stays_data(whole: WholeServer) -> None:
     session = await whole.talk("talk", 2)
     body = {"model": EVIL, "messages": [{"role": "user", "content": EVIL}]}
@@ -98,6 +112,14 @@ async def test_only_what_has_the_nonce_of_the_response_runs(served: Served) -> N
     assert len(seen) == 2
 
 
+async def test_settings_are_shown_as_text(tmp_path: Path, upstream: ScriptedUpstream) -> None:
+    upstreams = [{"name": "one", "base_url": "http://127.0.0.1:9/<b>x</b>"}]
+    async with serving_whole(tmp_path, upstream, upstreams=upstreams) as server:
+        got = await server.client.get("/-/health")
+        assert "<b>" not in got.text
+        assert any("<b>x</b>" in each["text"] for each in read_data(got.content)["settings"])
+
+
 async def test_files_are_kept_by_their_digest(served: Served) -> None:
     page = await served.ask(request("GET", "/-/", BEARER))
     for path in re.findall(r'(?:href|src)="(/-/static/[^"]+)"', page.body.decode()):
@@ -115,6 +137,12 @@ async def test_files_are_kept_by_their_digest(served: Served) -> None:
         assert (await served.ask(request("GET", path))).status == 401
 
 
+@pytest.mark.parametrize("name", ["page.html", "no.js", "%2e%2e%2fpages.py", "..", "page.js%00"])
+async def test_there_are_no_other_files(served: Served, name: str) -> None:
+    got = await served.ask(request("GET", f"/-/static/{name}", BEARER))
+    assert (got.status, got.find(b"content-type")) in ((404, b"application/json"), (400, b"application/json"))
+
+
 def test_a_file_has_a_type_and_the_tag_of_its_content(tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text("1")
     (tmp_path / "page.html").write_text("2")
@@ -126,8 +154,19 @@ def test_a_file_has_a_type_and_the_tag_of_its_content(tmp_path: Path) -> None:
     assert first.tag != second.tag
 
 
+def test_a_twin_is_beside_its_page() -> None:
+    assert [page.twin for page in PAGES[:2]] == ["/sessions.json", "/sessions/{id}.json"]
+    assert PageRoute("/x", "x", "X", "/api/x").twin == "/x.json"
+
+
 async def test_the_state_of_the_server_is_a_document(whole: WholeServer) -> None:
     told = (await whole.client.get("/-/api/health")).json()
     assert (told["status"], told["reasons"], told["upstreams"]) == ("ready", [], {"scripted": {"circuit": "closed"}})
     assert (told["log"]["problem"], told["log"]["dropped"]) == ("", 0)
     assert {"label": "mode", "text": "manage"} in told["settings"]
+
+
+async def test_a_cookie_opens_pages_and_their_documents(served: Served) -> None:
+    cookie = f"Cookie: palimpsest_admin={make_cookie(TOKEN)}"
+    for path in ("/-/", "/-/sessions.json", "/-/search", "/-/api/sessions"):
+        assert (await served.ask(request("GET", path, cookie))).status == 200

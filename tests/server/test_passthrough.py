@@ -61,3 +61,13 @@ async def test_an_upload_has_no_cap(plan: Plan, upstream: ScriptedUpstream) -> N
     async with serving(with_server(plan, max_body_bytes=1024)) as served:
         assert (await served.ask(request("POST", "/v1/files", body=body))).body == b"stored"
     assert upstream.requests[0].body == body
+
+
+async def test_the_keys_of_the_settings_are_spent_under_the_base_only(upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    async with serving(Plan(upstream.url, api_key="own-secret-key")) as served:
+        for path in ("/v1/models", "/admin"):
+            await served.ask(request("GET", path, "Authorization: Bearer client", "X-Api-Key: c"))
+    under, outside = upstream.requests
+    assert (under.all(b"authorization"), under.all(b"x-api-key")) == ([b"Bearer own-secret-key"], [])
+    assert (outside.all(b"authorization"), outside.all(b"x-api-key")) == ([b"Bearer client"], [b"c"])

@@ -7,7 +7,7 @@ from tests.server.test_client import leave
 from tests.server.test_http11 import BODY, CHAT, assert_refused
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, answer, chunk, request, stream_head
-from tests.support.serving import Served
+from tests.support.serving import Plan, Served, serving, with_server
 
 _UPLOAD = b"POST /v1/files HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 _CALL = request("POST", CHAT, body=BODY)
@@ -57,6 +57,20 @@ async def test_pipelined_requests_are_answered_in_order(served: Served, upstream
             assert (await client.read_answer()).body == b"answer %d" % i
 
 
+async def test_a_client_that_leaves_behind_a_pipelined_request_is_noticed(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY) + request("GET", "/v1/models"))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(b"data: 1\n\n"))
+        await client.read_until(b"data: 1\n\n")
+        client.reset()
+        wire.send(chunk(b"data: 2\n\n"))
+        await wire.read_to_end()
+    assert (await served.outcome()).completeness == "aborted"
+
+
 async def test_a_bad_request_behind_a_stream_does_not_end_it_cleanly(
     served: Served, upstream: ScriptedUpstream
 ) -> None:
@@ -100,6 +114,22 @@ async def test_an_old_client_sees_a_broken_answer_though_it_asks_for_more(
             await client.read_some()
 
 
+async def test_half_a_head_behind_a_request_is_not_its_answer(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with (
+        serving(with_server(plan, header_timeout=4)) as served,
+        await served.connect() as client,
+    ):  # keep-alive: 5
+        client.send(request("POST", CHAT, body=BODY) + b"GET /v1/mo")
+        wire, _ = await upstream.accept_request()
+        await put_forward(4)
+        with pytest.raises(TimeoutError):
+            await client.read_to_end(0.1)
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"
+        await put_forward(4)
+        assert_refused(await client.read_answer(), 408, "head_timeout")
+
+
 async def test_who_asks_far_ahead_is_answered_what_was_taken_and_let_go(
     served: Served, upstream: ScriptedUpstream
 ) -> None:
@@ -121,6 +151,17 @@ async def test_who_asks_far_ahead_is_answered_what_was_taken_and_let_go(
     assert (await served.outcome()).completeness == "complete"
 
 
+async def test_who_asked_far_ahead_and_leaves_is_noticed(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, body=BODY))
+        wire, _ = await upstream.accept_request()
+        client.send(request("GET", "/-/live") * 100)
+        await served.ask(request("GET", "/-/live"))
+        client.reset()
+        assert await wire.read_to_end() == b""
+    assert (await served.outcome()).completeness == "aborted"
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
 async def test_a_client_that_asks_for_more_and_leaves_is_noticed(
     served: Served, upstream: ScriptedUpstream, *, is_reset: bool
@@ -133,3 +174,14 @@ async def test_a_client_that_asks_for_more_and_leaves_is_noticed(
         await leave(client, is_reset=is_reset)
         await put_forward(1.0)  # the kernel is asked so often
         assert await wire.read_to_end() == b""
+
+
+async def test_the_beginning_of_a_head_behind_a_large_body_is_not_a_large_head(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    async with await served.connect() as client:
+        client.send(request("POST", "/v1/files", body=bytes(3_000_000)) + b"GET /v1/mo")
+        wire, got = await upstream.accept_request()
+        assert len(got.body) == 3_000_000
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"

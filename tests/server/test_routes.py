@@ -4,10 +4,17 @@ import json
 
 import pytest
 
+from proxy.wire import FORMATS, find_wire
 from tests.support.scripted import ScriptedUpstream, answer, request
 from tests.support.serving import TOKEN, Served
 
 BEARER = f"Authorization: Bearer {TOKEN}"
+
+
+def test_a_path_ends_as_its_wire_does() -> None:
+    paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+    assert list(map(find_wire, paths)) == ["chat_completions", "responses", "anthropic_messages"] == list(FORMATS)
+    assert all(form.name == name for name, form in FORMATS.items())
 
 
 @pytest.mark.parametrize(
@@ -35,11 +42,35 @@ async def test_an_unknown_page_of_ours_is_not_found_and_not_forwarded(
     assert upstream.accepted == 0
 
 
+@pytest.mark.parametrize("path", ["/-", "/-?token=x", "/%2d"])
+async def test_our_page_without_its_slash_is_ours_too(served: Served, upstream: ScriptedUpstream, path: str) -> None:
+    got = await served.ask(request("GET", path, BEARER))
+    assert (got.status, got.find(b"location")) == (307, b"/-/")
+    assert (await served.ask(request("POST", path, BEARER, body=b"{}"))).status == 404
+    assert (await served.ask(request("POST", path, body=b"{}"))).status == 401
+    assert upstream.accepted == 0
+
+
 @pytest.mark.parametrize("path", ["/./-/", "/x/../-/", "/%2e/-/", "/%252e/-/", "/\\-/", "/-;a/"])
 async def test_a_path_that_may_come_to_mean_ours_goes_nowhere(
     served: Served, upstream: ScriptedUpstream, path: str
 ) -> None:
     assert (await served.ask(request("GET", path, BEARER))).status == 400
+    assert upstream.accepted == 0
+
+
+async def test_what_is_asked_of_the_server_itself_goes_nowhere(served: Served, upstream: ScriptedUpstream) -> None:
+    assert (await served.ask(request("OPTIONS", "*"))).status == 401
+    assert upstream.accepted == 0
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/-/", "/-/live", "/-/ready", "/-/metrics", "/-/unknown", "/-/chat/completions"])
+async def test_another_method_on_our_pages_is_not_forwarded_either(
+    served: Served, upstream: ScriptedUpstream, method: str, path: str
+) -> None:
+    assert (await served.ask(request(method, path, body=b"{}"))).status == 401
+    assert (await served.ask(request(method, path, BEARER, body=b"{}"))).status in (404, 405)
     assert upstream.accepted == 0
 
 

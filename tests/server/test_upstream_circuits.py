@@ -38,3 +38,10 @@ def test_any_response_closes_it(bus: EngineBus, status: int) -> None:
         bus.publish(ended("a", 500))
     bus.publish(ended("a", status))
     assert circuits.describe() == {"a": {"circuit": "closed"}}
+
+
+def test_a_call_that_never_went_there_tells_nothing(bus: EngineBus) -> None:
+    circuits = UpstreamCircuits(("a",), bus)
+    bus.publish(ended("a", 500))
+    bus.publish(ended("a", 0))
+    assert circuits.describe()["a"]["failures"] == 1

@@ -11,13 +11,13 @@ import pytest
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.token_counter import MeasureJob
 from proxy.model.errors import StoreUnavailable
-from proxy.model.search import SearchQuery
+from proxy.model.search import IndexHealth, SearchQuery
 from proxy.retrieval.vectors import VectorBatch
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
-from proxy.worker.indexing import IdleIndexing
+from proxy.worker.indexing import IdleIndexing, IndexJob
 from proxy.worker.process import WorkerProcess
-from proxy.worker.program import WorkerSettings
+from proxy.worker.program import Jobs, WorkerSettings
 from tests.store.search.test_indexer import write_work
 from tests.support.embedding import ESTIMATOR, encode
 from tests.support.indexing import LogBuilder, say
@@ -120,6 +120,10 @@ def test_it_stops_when_a_job_comes(log: LogBuilder) -> None:
     indexer.close()
 
 
+def test_without_a_log_nothing_is_told() -> None:
+    assert Jobs(WorkerSettings(BuilderPolicy(), 1 << 20)).do(IndexJob()) == IndexHealth()
+
+
 async def test_vectors_are_kept_for_the_passages_that_it_names(log: LogBuilder, worker: WorkerProcess) -> None:
     await worker.start()
     log.call([say("a zebra"), say("an okapi")])
@@ -139,3 +143,10 @@ async def test_vectors_are_kept_for_the_passages_that_it_names(log: LogBuilder, 
     codes = (encode("a gnu", 64), encode("a gnu", 64))
     made = VectorBatch(mark=batch.mark, since=batch.since, until=batch.until, numbers=numbers, codes=codes)
     assert "vectors have 64 numbers, and others of e had 128" in await worker.keep_vectors("s1", "e", made)
+
+
+async def test_without_an_index_there_are_no_passages() -> None:
+    worker = WorkerProcess(WorkerSettings(BuilderPolicy(), 1 << 20), job_seconds=LIMIT)
+    with pytest.raises(StoreUnavailable, match="only an indexed log has passages"):
+        await worker.list_passages("s1", "e")
+    await worker.close()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from proxy.worker.outline_program import main, outline, serve
+from proxy.worker.outline_program import MOST_DEFINITIONS, main, outline, serve
 from proxy.worker.outlines import GRAMMARS, PROGRAM
 
 # Grammars with a text and what is in it; lines are left out.
@@ -67,6 +67,19 @@ def test_what_is_defined_is_found(grammar: str) -> None:
     assert [line.partition(" · ")[0] for line in outline(text, grammar)] == expected
 
 
+def test_lines_are_counted_from_one() -> None:
+    assert outline("\nfunction f() {\n}\n", "javascript") == ["function f · lines 2-3"]
+
+
+def test_it_stops_when_the_time_is_up() -> None:
+    times = iter([0.0, *[1.0] * 1000])
+    assert outline("function f() {}\n" * 2000, "javascript", lambda: next(times)) == []
+
+
+def test_there_is_an_end_to_what_is_found() -> None:
+    assert len(outline("function f() {}\n" * (MOST_DEFINITIONS + 5), "javascript")) == MOST_DEFINITIONS
+
+
 def test_deep_text_is_searched_to_a_depth() -> None:
     text = "function f() {\n" * 60 + "}\n" * 60
     assert 5 < len(outline(text, "javascript")) < 60
@@ -77,6 +90,11 @@ def test_names_are_of_one_line_and_short() -> None:
     name = line.removeprefix("class ").partition(" · ")[0]
     assert name.startswith("A:: Bx")
     assert len(name) == 100
+
+
+def test_what_has_no_name_is_left_out() -> None:
+    assert outline("export default class {\n m() {}\n}", "javascript") == ["method m · lines 2-2"]
+    assert outline("struct {\n int a;\n} t;", "c") == []
 
 
 def test_lines_are_answered_by_lines() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.worker.outlines import GRAMMARS, Outliner, has_grammars
+from proxy.worker.outlines import GRAMMARS, PROGRAM, TIME_LIMIT, Outliner, has_grammars
 
 LIMIT = 300.0
 JAVA = "class A {\n  void m() {\n  }\n}\n"
@@ -50,6 +50,14 @@ def played(starts: Path) -> Iterator[Outliner]:
     made.close()
 
 
+def test_a_text_is_given_a_second() -> None:
+    assert TIME_LIMIT == 1.0
+
+
+def test_one_process_outlines_text_after_text(outliner: Outliner) -> None:
+    assert [outliner.outline(JAVA, "java") for _ in range(3)] == [FOUND] * 3
+
+
 def test_text_that_kills_a_parser_does_no_harm(outliner: Outliner) -> None:
     assert outliner.outline("%w(" * 3000, "rs") == []
     assert outliner.outline(JAVA, "java") == FOUND
@@ -76,6 +84,10 @@ def test_a_process_that_fails_is_done_with(played: Outliner, starts: Path, text:
     assert starts.read_text() == "++"
 
 
+def test_a_program_that_is_not_there_outlines_nothing(tmp_path: Path) -> None:
+    assert Outliner((str(tmp_path / "none"),)).outline(JAVA, "java") == []
+
+
 def test_without_the_extra_every_outline_is_empty_and_no_process_starts(
     starts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,12 +112,22 @@ def test_threads_take_turns(played: Outliner, starts: Path) -> None:
     assert starts.read_text() == "+"
 
 
+def test_text_of_any_kind_gets_there(played: Outliner) -> None:
+    text = "é 😀 \ud800 \0 \n"
+    assert played.outline(text, "js") == ["javascript", text]
+
+
 def test_one_that_was_closed_can_be_asked_again(played: Outliner, starts: Path) -> None:
     played.close()
     played.outline("one", "js")
     played.close()
     played.outline("two", "js")
     assert starts.read_text() == "++"
+
+
+def test_the_program_is_the_file_beside_it() -> None:
+    assert Path(PROGRAM[-1]).name == "outline_program.py"
+    assert Path(PROGRAM[-1]).exists()
 
 
 def test_an_outline_is_kept_by_the_hash_of_its_text(

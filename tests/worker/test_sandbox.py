@@ -60,6 +60,12 @@ async def test_prompts_are_rendered_and_answers_read(sandbox: SandboxProcesses) 
     assert len(sandbox.pids) == 1
 
 
+async def test_an_item_is_the_same_there(sandbox: SandboxProcesses) -> None:
+    run, plain = RunSandbox(sandbox, "r"), PromptTemplate("{{ item }}")
+    for item in ("\ud800 é", 2**80, float("inf"), (1, 2), {3}, {"a": [None, True, b"x"]}, {1: {2: 3}}, bytearray(b"a")):
+        assert await run.render(plain, item) == str(item)
+
+
 async def test_a_template_of_names_needs_the_process_only_to_be_checked(sandbox: SandboxProcesses) -> None:
     run = RunSandbox(sandbox, "r")
     template = await run.check("\ud800{{ item.x }}, {{ item['y'][0] }}", "")
@@ -176,6 +182,22 @@ async def test_a_process_that_is_killed_is_told_and_started_again() -> None:
         assert await run.render(FILTERED, {"x": 2}) == "SAY 2", "no pause follows, however often it is lost in a row"
     finally:
         await sandbox.close()
+
+
+async def test_a_restarted_one_remembers_nothing(sandbox: SandboxProcesses) -> None:
+    run = RunSandbox(sandbox, "r")
+    await run.render(PLAIN, {"x": 1})
+    before = sandbox.pids
+    await sandbox.restart()
+    assert await run.render(PLAIN, {"x": 1}) == "Say 1"
+    assert sandbox.pids != before
+
+
+async def test_without_a_process_nothing_is_done() -> None:
+    sandbox = SandboxProcesses(program=("/does/not/exist",))
+    with pytest.raises(WorkerLost):
+        await RunSandbox(sandbox, "r").render(PLAIN, {"x": 1})
+    await sandbox.close()
 
 
 async def test_a_task_whose_caller_has_gone_is_not_done(sandbox: SandboxProcesses) -> None:

@@ -169,6 +169,12 @@ def count_thousand(text: str) -> int:
     return 1000
 
 
+async def test_what_is_measured_is_what_this_process_would_measure(counting: WorkerProcess) -> None:
+    here = measure(CONTENTS, TOKENIZER)
+    assert await counting.measure(CONTENTS) == here
+    assert [each.structure is not None for each in here] == [True, False, False]
+
+
 async def test_a_job_that_fails_says_why_and_the_process_goes_on(worker: WorkerProcess) -> None:
     job = msgspec.structs.replace(await make_job(), tokens=[1])
     with pytest.raises(RuntimeError, match=r"^ValueError: zip"):
@@ -225,6 +231,20 @@ async def test_one_that_is_killed_loses_its_job_and_is_started_again(worker: Wor
     assert worker.pid != killed
 
 
+async def test_one_that_ends_between_jobs_loses_none(worker: WorkerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    await worker.start()
+    killed = worker.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    while worker.pid is not None:  # noqa: ASYNC110 - nothing else tells of its end
+        await asyncio.sleep(0)
+    assert (await worker.plan(await make_job())).plan.references
+    assert worker.pid not in (None, killed)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the worker process has ended (code -9; -9: the system lacked memory) and is started again"
+    ]
+
+
 async def test_one_whose_pipes_are_closed_loses_its_job_and_is_started_again(worker: WorkerProcess) -> None:
     """A loop has errors of its own for that: uvloop's is no OSError."""
     closing = make_misbehaving("os.close(0); os.write(1, b'\\0' * 5); time.sleep(600)")
@@ -261,6 +281,13 @@ async def test_one_that_is_lost_again_and_again_is_left_alone_for_a_while(monkey
     await broken.close()
 
 
+async def test_one_that_cannot_be_started_is_lost() -> None:
+    missing = WorkerProcess(SETTINGS, ("/does/not/exist",))
+    with pytest.raises(WorkerLost, match="FileNotFoundError"):
+        await missing.start()
+    await missing.close()
+
+
 async def test_what_is_no_frame_is_a_loss() -> None:
     garbled = make_misbehaving("sys.stdout.buffer.write(b'\\0\\0\\0\\1x'); sys.stdout.flush(); time.sleep(600)")
     with pytest.raises(WorkerLost, match=r"DecodeError|ValidationError"):
@@ -282,6 +309,13 @@ async def test_what_is_waited_for_goes_before_what_is_made_ahead(worker: WorkerP
     assert done == [3, 4, 0, 1, 2]
 
 
+async def test_only_some_plans_are_made_ahead(worker: WorkerProcess) -> None:
+    job = await make_job(4)
+    jobs = [worker.plan(job, is_ahead=True) for _ in range(9)]
+    made = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [isinstance(each, WorkerLost) for each in made] == [False] * 8 + [True]
+
+
 async def test_only_so_many_bytes_wait() -> None:
     """Each job holds a conversation: what would be too much goes elsewhere at once, and what nobody needs is let go."""
     job = await make_job(4)
@@ -300,6 +334,15 @@ async def test_only_so_many_bytes_wait() -> None:
             await each
     await asyncio.sleep(0)
     assert hanging.bytes == 0
+
+
+async def test_a_job_that_is_alone_is_done_whatever_it_weighs() -> None:
+    small, job = WorkerProcess(SETTINGS, job_seconds=LIMIT, most_bytes=1), await make_job(4)
+    for _ in range(2):
+        assert (await small.plan(job)).rendered is not None
+        await asyncio.sleep(0)
+    assert small.bytes == 0
+    await small.close()
 
 
 async def test_a_job_whose_caller_has_gone_is_not_done(worker: WorkerProcess) -> None:
@@ -353,6 +396,16 @@ async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost
     pieces = [await counter.count_messages("gpt-4o", raws) for counter in counters]
     assert pieces == [counts[0][1]] * 3
     await broken.close()
+
+
+async def test_what_has_no_form_between_processes_is_measured_in_a_thread(counting: WorkerProcess) -> None:
+    """Half a character in an id: JSON can spell it, and UTF-8 cannot."""
+    raws = make_subject(make_history(200, 1600)).list_raws()
+    raws.append(b'{"role": "tool", "tool_call_id": "\\ud800", "content": "x"}')
+    counters = [TokenCounter(TOKENIZER, worker=each) for each in (counting, None)]
+    counts = [await counter.measure("chat_completions", "gpt-4o", raws) for counter in counters]
+    assert counts[0] == counts[1]
+    assert counting.pid is not None
 
 
 async def test_a_worker_that_takes_too_long_to_measure_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from proxy.engine.turns.answers import (
 from proxy.engine.turns.calls import make_call, make_request
 from proxy.engine.turns.recording import RecordedTurn, SessionRequest, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, Written
+from proxy.model.epoch import Epoch, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
 from proxy.model.events import AnswerRead, CompactionCompletedEvent, EpochOpened
 from proxy.model.exchange import SUCCESS, ClientRequest, ProgramCall, SessionKey
@@ -55,7 +55,6 @@ MOST_TURNS = 20
 _MOST_REPLIES, _MOST_QUOTED = 256, 300
 _NO_TOKENS = TokenUsage()
 _LEADING = frozenset({"system", "developer"})
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class AnsweredTurn(msgspec.Struct, frozen=True):
@@ -367,7 +366,7 @@ class ProgramSession:
 
     async def _describe_epoch(self, opened: Epoch) -> CompactionResult:
         """Return what an epoch has shortened, by the newest summary that it shows, or by a ledger only."""
-        edits = _edits.decode(opened.edits) if opened.edits else ()
+        edits = opened.list_edits()
         written = [each for each in edits if isinstance(each, Written)]
         covered = {place for each in written for place in range(each.start, each.stop)}
         covered |= {each.place for each in edits if isinstance(each, Replaced)}

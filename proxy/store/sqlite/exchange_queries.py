@@ -13,8 +13,8 @@ from typing import cast
 from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import OUTSIDE, Original, Plan, StoredOriginal, name_file
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
-from proxy.model.log import AuxiliaryUsage, ExchangeRow, HeldRow, RoundRow, Selection, SessionRow, UnreadRow
+from proxy.model.exchange import Completeness, Headers, HeldRow, Kind, Mode, SessionKey, Timings, Usage
+from proxy.model.log import AuxiliaryUsage, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite import context_queries

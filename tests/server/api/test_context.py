@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,21 +11,23 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.context.budget import BudgetPolicy
+from proxy.context.references import PAGE
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.compaction.manual import Compaction
 from proxy.engine.models import PriceList
 from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.recorded.conversation import load_history
-from proxy.engine.recorded.lookup import find_newest_call
+from proxy.engine.recorded.lookup import find_exchange, find_newest_call
 from proxy.model.card import Card
-from proxy.model.errors import NotFound, ProxyError
-from proxy.model.messages import RECALL_TOOL
+from proxy.model.errors import Conflict, NotFound, ProxyError
+from proxy.model.messages import LEDGER_HEAD, RECALL_TOOL
 from proxy.model.search import Hit
 from proxy.read.diff import load_difference
 from proxy.read.savings import SavingsInputs
 from proxy.read.window import HeldCache, load_window
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
 from tests.support.chat_clients import TOOLS
+from tests.support.fake_log import EXCHANGE, FakeLog
 from tests.support.managing import make_history, spell
 from tests.support.memory_store.archive import MemoryArchive
 from tests.support.recalling import make_entry, make_hit
@@ -36,6 +39,13 @@ BEARER = f"Authorization: Bearer {TOKEN}"
 API = "/-/api"
 STEPS = 31
 HISTORY = make_history(STEPS, 300)
+
+
+class PlainLog(FakeLog):
+    """A log of calls that were sent as they came."""
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        return await self.load_request(exchange)
 
 
 class Managed:
@@ -89,6 +99,28 @@ async def managed(plan: Plan, upstream: ScriptedUpstream) -> AsyncIterator[Manag
         yield Managed(served, got.find(b"x-palimpsest-session").decode(), upstream)
 
 
+async def test_epochs_are_listed_and_shown(managed: Managed) -> None:
+    (listed,) = await managed.load("/sessions/{id}/epochs")
+    assert (listed["n"], listed["why"], listed["parent"]) == (1, "soft", "")
+    assert listed["tokens_before"] > 2 * listed["tokens_after"]
+    shown = await managed.load(f"/sessions/{managed.session[:6]}/epochs/1")
+    same = ("n", "id", "view", "parent", "why", "exchange", "depth", "tokens_before", "tokens_after", "references")
+    assert [listed[name] for name in same] == [shown[name] for name in same]
+    assert (listed["state"], listed["strategy"], listed["cost"]) == ("active", "epochs", None)  # no usage came back
+    assert listed["explanation"].startswith("It paid: ") and listed["paid_back"]["calls"] > 1
+    line = await managed.load("/sessions/{id}/timeline")
+    assert (line["n"][-1], line["epoch"][-1], line["epoch"][0]) == (STEPS, 1, 0)
+    assert line["client"][-1] > line["sent"][-1]
+    assert [(mark["n"], mark["kind"]) for mark in line["marks"]] == [(listed["call"], "epoch")]
+    assert set(line["branch"]) == {0}
+    assert [edit["edit"] for edit in shown["edits"]][:2] == ["kept", "written"]
+    assert shown["edits"][1]["text"] == shown["rendered"][1]["content"]
+    sent = json.loads(managed.upstream.requests[-1].body)["messages"]
+    assert shown["rendered"] == sent[1 : 1 + len(shown["rendered"])]
+    written = "\n".join(edit.get("text", "") for edit in shown["edits"])
+    assert shown["references"] and all(f"ref:{each['id']}" in written for each in shown["references"])
+
+
 async def test_what_fills_the_context_is_told_by_kind_with_what_is_held_back(managed: Managed) -> None:
     log: Any = managed.served.archive
     inputs = SavingsInputs(PriceList(lambda upstream, model: Card(window=8000)), BudgetPolicy(4000))
@@ -119,6 +151,25 @@ async def test_what_fills_the_context_is_told_by_kind_with_what_is_held_back(man
         counts = {part.kind: part.count for part in again.kinds}
         assert counts["pinned"] == 1
         assert sum(counts.values()) == sum(part.count for part in window.kinds)
+
+
+async def test_what_a_model_thought_is_a_kind_of_its_own() -> None:
+    user = b'{"role":"user","content":"Hi"}'
+    assistant = b'{"role":"assistant","content":"Hello, what can I do?","reasoning_content":"A greeting."}'
+    thought = b'{"role":"assistant","content":"A greeting."}'
+    body = b'{"model":"m","messages":[%b,%b]}' % (user, assistant)
+
+    async def tally(model: str, raws: Sequence[bytes]) -> list[int]:
+        return [len(raw) for raw in raws]
+
+    inputs = SavingsInputs(PriceList(lambda upstream, model: Card(window=8000)), BudgetPolicy(4000))
+    row = dataclasses.replace(EXCHANGE, rounds=(dataclasses.replace(EXCHANGE.rounds[0], usage=None),))
+    window = await load_window(PlainLog(bodies={"x1": body}, exchanges=(row,)), row.session, inputs, tally)
+    assert {part.kind: part.tokens for part in window.kinds} == {
+        "user": len(user),
+        "assistant": len(assistant) - len(thought),
+        "reasoning": len(thought),
+    }
 
 
 async def test_a_hit_says_whether_the_model_sees_it_now(managed: Managed) -> None:
@@ -165,10 +216,22 @@ async def test_what_an_epoch_holds_back_is_summed_once(managed: Managed) -> None
     assert await load_window(log, managed.session, inputs, tally, known=known) == first
     sent = sum(sizes)
     assert len(counted) - few == few - 1 and sum(counted[few:]) < sum(counted[:few]) / 2
-    difference = await load_difference(log, managed.session, STEPS, tally)
+    difference = await load_difference(log, await find_exchange(log, managed.session, STEPS), tally)
     held = sum(side.tokens for change in difference.changes for side in change.client)
     assert (await load_window(log, managed.session, inputs, tally)).kinds == first.kinds
     assert sum(part.held_tokens for part in first.kinds) / held == pytest.approx(first.used / sent, rel=0.1)
+
+
+async def test_a_reference_gives_its_original_in_pages(managed: Managed) -> None:
+    (epoch,) = await managed.load("/sessions/{id}/epochs")
+    name = epoch["references"][-1]["id"]
+    whole = await managed.call(f"/refs/{name}?page=all")
+    assert (whole.status, whole.find(b"content-type")) == (200, b"text/plain; charset=utf-8")
+    assert whole.find(b"x-palimpsest-pages") == b"1"
+    text = whole.body.decode()
+    assert any(message["content"] and message["content"] in text for message in HISTORY)
+    first = await managed.call(f"/refs/ref:{name}")
+    assert first.body == whole.body if len(text) <= PAGE else first.body.startswith(text[:PAGE].encode())
 
 
 async def test_summaries_are_listed_and_shown_and_lead_to_what_they_cover(managed: Managed) -> None:
@@ -262,6 +325,26 @@ async def test_messages_are_pinned_listed_and_let_go(managed: Managed) -> None:
     assert await managed.load("/sessions/{id}/pins?newest=true", "DELETE") == []
 
 
+async def test_the_price_of_a_pin_is_said_before(managed: Managed) -> None:
+    quoted = await managed.load("/sessions/{id}/pins?exchange=3&place=4&dry_run=true", "POST")
+    assert await managed.load("/sessions/{id}/pins") == []
+    assert quoted["price"]["unit"] == "tokens of uncached input"
+    assert quoted["price"]["once"] >= quoted["tokens"] > quoted["price"]["each"] > 0
+    pinned = await managed.load("/sessions/{id}/pins?exchange=3&place=4", "POST")
+    assert pinned == {**quoted, "price": None}
+    again = await managed.load("/sessions/{id}/pins?exchange=3&place=4&dry_run=true", "POST")
+    assert again == quoted
+
+
+async def test_pins_beyond_their_share_are_refused(managed: Managed) -> None:
+    statuses = [
+        (await managed.call(f"/sessions/{{id}}/pins?exchange={STEPS}&place={place}", "POST")).status
+        for place in range(2, 14, 2)
+    ]
+    assert set(statuses) == {200, 409}
+    assert statuses == sorted(statuses)
+
+
 async def test_a_difference_is_told(managed: Managed) -> None:
     equal = await managed.load("/sessions/{id}/exchanges/1/diff")
     assert (equal["is_modified"], equal["changes"]) == (False, [])
@@ -279,6 +362,14 @@ async def test_a_difference_is_told(managed: Managed) -> None:
     gone = {place for change in told["changes"] for place in range(change["start"], change["stop"])}
     assert told["kept"] == told["messages"] - len(gone)
     assert 0 not in gone
+
+
+async def test_a_handoff_is_given(managed: Managed) -> None:
+    got = await managed.call("/sessions/{id}/handoff")
+    assert (got.status, got.find(b"content-type")) == (200, b"text/markdown; charset=utf-8")
+    assert LEDGER_HEAD.encode() in got.body
+    branch = (await managed.load("/sessions/{id}"))["branches"][0]["tip"]
+    assert (await managed.call(f"/sessions/{{id}}/handoff?branch={branch[:8]}")).body == got.body
 
 
 async def test_an_exchange_says_what_was_decided(managed: Managed) -> None:
@@ -349,3 +440,10 @@ async def test_a_session_is_compacted_as_it_is_asked_for(plan: Plan, archive: Me
         assert got.status == 404
         got = await served.ask(request("POST", f"{API}/sessions/session/compact"))
         assert got.status == 401
+
+
+async def test_what_cannot_be_compacted_is_a_conflict(plan: Plan, archive: MemoryArchive) -> None:
+    compacting = Compacting(Conflict("there is too little"))
+    async with serving(Plan(plan.base_url, compacting=compacting), archive) as served:  # type: ignore[arg-type]
+        status, found = await post(served, b"{}")
+        assert (status, found["error"]["message"]) == (409, "palimpsest: there is too little")

@@ -23,7 +23,7 @@ from proxy.model.events import (
     SessionIdleEvent,
 )
 from proxy.model.exchange import Opening
-from tests.server.api.test_sessions import BEARER, ReadableArchive, say
+from tests.server.api.test_sessions import BEARER, ReadableArchive, say, turn
 from tests.store.samples import make_epoch, make_plan
 from tests.support.loops import put_forward
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
@@ -132,6 +132,23 @@ async def test_a_call_is_told_from_its_session_to_its_row_of_the_timeline(
         await ask(talked, ASKED, say("4"), ASKED)
         started, asked, *_, row = await follower.read(*FIRST_CALL[1:])
         assert (started["n"], asked["place"], row["n"]) == (2, 2, 2)
+
+
+async def test_a_call_that_fails_and_one_that_is_not_read_are_told(plan: Plan, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"{}", status="400 Bad Request"))
+    async with serving(plan, ReadableArchive()) as served, following(served, "?type=CALL_COMPLETED") as follower:
+        await served.ask(turn(ASKED))
+        await served.ask(request("PUT", "/v1/files", "x-palimpsest-session: talk", body=b"\xfe"))
+        refused, unread = await follower.read("CALL_COMPLETED", "CALL_COMPLETED")
+        assert (refused["status"], refused["client"], refused["money"]) == (400, None, None)
+        assert (unread["status"], unread["kind"], unread["wire"], unread["n"]) == (400, "passthrough", "", 2)
+
+
+async def test_a_response_that_cannot_be_read_is_told(plan: Plan, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"\xff"))
+    async with serving(plan, ReadableArchive()) as served, following(served) as follower:
+        await served.ask(turn(ASKED))
+        await follower.read(*FIRST_CALL[:4], "CALL_UNREADABLE", "CALL_COMPLETED")
 
 
 async def test_messages_of_a_caller_who_claims_to_be_somebody_are_told_once_the_upstream_has_accepted_it(
@@ -310,3 +327,17 @@ async def left_pending(served: Served) -> None:
         while before != served.events.position:
             before = served.events.position
             await asyncio.sleep(0.3)
+
+
+async def test_a_result_completes_the_part_of_its_call(talked: Served) -> None:
+    made = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"cmd":"ls"}'}}
+    async with following(talked, "?type=PART_CREATED,PART_UPDATED,MESSAGE_CREATED") as follower:
+        await ask(talked)
+        await follower.read(*_SAID, *_SAID)
+        called = {"role": "assistant", "content": None, "tool_calls": [made]}
+        await ask(talked, ASKED, called, {"role": "tool", "tool_call_id": "c1", "content": "a.py"})
+        call, created, _, updated = await follower.read(*_SAID, "MESSAGE_CREATED", "PART_UPDATED")
+    assert created["message"] == updated["message"] == call["message"]
+    assert (created["part"]["status"]["state"], created["part"]["output"]) == ("pending", None)
+    assert (updated["why"], updated["part"]["status"]["state"]) == ("completed", "completed")
+    assert (updated["part"]["tool_name"], updated["part"]["output"]) == ("bash", "a.py")

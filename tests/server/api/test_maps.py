@@ -82,6 +82,18 @@ async def test_results_are_lines_and_the_last_one_has_the_sums(bench: Bench) -> 
     assert (session.id, session.family) == (end["session"], f"map:{end['run']}")
 
 
+async def test_no_input_has_no_result(bench: Bench) -> None:
+    (line,) = (await bench.ask(inputs=[])).text.splitlines()
+    assert json.loads(line)["totals"]["calls"] == 0
+
+
+async def test_the_numbers_of_the_settings_hold_unless_the_order_has_others(bench: Bench) -> None:
+    bench.model.say = lambda request, number: Reply("no")
+    for retries, calls in ((None, 2), (3, 4), (0, 1)):
+        line = json.loads((await bench.ask(inputs=["a"], max_retries=retries)).text.splitlines()[0])
+        assert (line["result"]["success"], line["result"]["attempts"]) == (False, calls)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -165,6 +177,12 @@ async def test_agents_have_sessions_and_no_tools_but_recall(bench: Bench) -> Non
         row = await bench.engine.archive.find_session(each["result"]["session_id"])
         assert (row.parent, row.family.partition("-")[0]) == (parent, "finder")
     assert all("tools" not in request for request in bench.model.requests)
+
+
+async def test_an_unknown_parent_is_not_found(bench: Bench) -> None:
+    order = {"model": "m1", "inputs": ["a"], "prompt_template": "{{ item }}", "operator": "agentic_map"}
+    response = await bench.client.post("/-/api/maps", json={**order, "parent_session_id": "0" * 20})
+    assert (response.status_code, bench.model.requests) == (404, [])
 
 
 async def test_only_an_administrator_may_spend(bench: Bench) -> None:

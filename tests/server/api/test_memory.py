@@ -16,7 +16,7 @@ from proxy.read.savings import SavingsInputs
 from proxy.server.api.memory import MemoryApi
 from tests.support.compacting import Workshop
 from tests.support.managing import Message
-from tests.support.remembering import make_memory, report_with_facts, talk
+from tests.support.remembering import make_memory, make_turn, report_with_facts, talk
 
 TEXTS = (
     "Never push to main. Fix the parser.",
@@ -73,6 +73,23 @@ async def test_items_are_listed_by_type_turn_and_number(asked: Asked) -> None:
     assert (await asked.ask("/memory?type=episodic&turn=4"))["episodic"] == []
 
 
+async def test_calls_of_tools_are_shown_with_their_results(asked: Asked) -> None:
+    every = (await asked.ask("/tools"))["items"]
+    assert [each["status"] for each in every] == ["SUCCESS"] * 8
+    assert [each["arguments"] for each in (await asked.ask("/tools?turn=3"))["items"]] == [
+        {"command": "run 3 0"}, {"command": "run 3 1"},
+    ]  # fmt: skip
+
+
+async def test_a_bundle_has_what_a_model_is_shown(asked: Asked) -> None:
+    empty = await asked.ask("/memory/bundle")
+    assert empty == {"episodic": [], "semantic": [], "text": ""}
+    await asked.ask("/memory/compact", "POST", {"turn_ids": ["turn_0001"], "level": 3})
+    bundle = await asked.ask("/memory/bundle?max_semantic=1&max_episodic=0")
+    assert (bundle["episodic"], [each["id"] for each in bundle["semantic"]]) == ([], ["sem_0001"])
+    assert bundle["text"] == "[MEMORY:SEMANTIC]\n- (constraint) Never push to main."
+
+
 async def test_a_snapshot_begins_anew_from_memory(asked: Asked) -> None:
     await asked.ask("/memory/compact", "POST")
     made = await asked.ask("/memory/snapshot?raw_tail_turns=1")
@@ -89,6 +106,24 @@ async def test_a_snapshot_begins_anew_from_memory(asked: Asked) -> None:
     other = await asked.ask("/memory/snapshot?wire=anthropic_messages")
     assert other["wire"] == "anthropic_messages" and other["system"] == SYSTEM["content"]
     assert other["messages"][0]["content"][0]["text"].startswith("[MEMORY:EPISODIC]")
+
+
+async def test_a_late_result_is_not_sent_without_its_call() -> None:
+    shop = Workshop(ceiling=100_000)
+    call = make_turn(1, "go", steps=1)[:2]
+    late = {**make_turn(1, "go", steps=1)[2], "content": "late"}
+    words: list[Message] = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    await shop.ask([*call, *words[:2], late, words[2]])
+    api = Asked(shop)
+    made = await api.ask("/memory/snapshot?raw_tail_turns=1")
+    assert [each["role"] for each in made["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert "late" in [each["content"] for each in (await api.ask("/memory/snapshot"))["messages"]]
+    await api.client.aclose()
+
+
+async def test_without_memory_a_snapshot_has_only_the_tail(asked: Asked) -> None:
+    messages = (await asked.ask("/memory/snapshot?raw_tail_turns=1"))["messages"]
+    assert [each["content"] for each in messages[:2]] == [SYSTEM["content"], TEXTS[2]]
 
 
 async def test_the_context_is_what_would_be_sent_now_and_in_another_format(asked: Asked) -> None:
@@ -124,6 +159,13 @@ async def test_instructions_stay_beside_the_messages_and_go_along_into_another_f
     api = Asked(bare)
     assert (await api.ask("/context?wire=chat_completions"))["messages"][0]["role"] == "user"
     await api.client.aclose()
+
+
+async def test_memory_is_asked_for_and_that_is_taken_back(asked: Asked) -> None:
+    assert (await asked.ask("/memory/compact", "POST", {"when": "later"}))["is_requested"]
+    assert (await asked.ask("/memory"))["is_requested"]
+    assert not (await asked.ask("/memory/compact", "POST", {"when": "never"}))["is_requested"]
+    assert not (await asked.ask("/memory"))["is_requested"]
 
 
 async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
@@ -169,3 +211,12 @@ async def test_what_cannot_be_done_is_said(
 ) -> None:
     got = await asked.refuse(path, method, body)
     assert got[0] == status and what in got[1]["error"]["message"], got
+
+
+async def test_an_unknown_session_and_one_without_a_conversation_are_404() -> None:
+    shop = Workshop(ceiling=100_000)
+    await shop.ask([{"role": "user", "content": "hi"}])
+    api = Asked(shop)
+    for path in ("/memory", "/tools", "/context", "/memory/bundle"):
+        assert (await api.client.get(f"/zzzz{path}")).status_code == 404
+    await api.client.aclose()

@@ -162,6 +162,11 @@ async def test_what_is_wrong_with_a_search_is_told(plan: Plan, searched: FakeInd
     assert searched.queries == []
 
 
+async def test_an_unknown_session_is_told(plan: Plan, searched: FakeIndex) -> None:
+    got = await ask(plan, searched, "/-/api/search?q=x&session=s9")
+    assert got.status == 404
+
+
 async def test_a_client_finds_its_own_sessions_only(plan: Plan, searched: FakeIndex) -> None:
     got = await ask(plan, searched, "/-/api/search?q=x&session=s1", "Authorization: Bearer mine")
     assert got.status == 200
@@ -199,6 +204,17 @@ async def test_nobody_else_gets_in(
 @pytest.mark.parametrize("path", ["/-/api/sessions", "/-/metrics", "/-/api/index", "/-/"])
 async def test_a_client_gets_nothing_else(plan: Plan, searched: FakeIndex, path: str) -> None:
     assert (await ask(plan, searched, path, "Authorization: Bearer mine")).status == 401
+
+
+async def test_the_id_of_a_hit_is_a_reference(plan: Plan, searched: FakeIndex) -> None:
+    got = await ask(plan, searched, "/-/api/refs/abcdefgh23")
+    assert (got.status, got.body, got.find(b"x-palimpsest-pages")) == (200, b"z" * PAGE, b"2")
+    got = await ask(plan, searched, "/-/api/refs/ref:abcdefgh23?page=2")
+    assert got.body == b"rest"
+    got = await ask(plan, searched, "/-/api/refs/abcdefgh23?page=all")
+    assert got.body == b"z" * PAGE + b"rest"
+    got = await ask(plan, searched, "/-/api/refs/abcdefgh23?page=3")
+    assert (got.status, "has 2 pages" in got.body.decode()) == (404, True)
 
 
 async def test_a_reference_of_another_tenant_is_unknown(plan: Plan, searched: FakeIndex) -> None:

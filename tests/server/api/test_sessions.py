@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Plan as Decided
@@ -25,6 +26,7 @@ from tests.support.serving import TOKEN, Plan, Served, serving
 BEARER = f"Authorization: Bearer {TOKEN}"
 API = "/-/api/sessions"
 TURN = {"role": "user", "content": "hé <script>"}
+TRICKS = ("%2e", "%2e%2e", "..", "%2e%2e%2f", "%00", "%ff", "%", "x" * 10_000, "*", "' OR 1=1")
 
 
 class ReadableArchive(FakeArchive):
@@ -165,6 +167,26 @@ async def test_sessions_are_listed(talk: Served, archive: ReadableArchive) -> No
     assert row["created_ms"] <= row["last_ms"]
 
 
+async def test_sessions_are_filtered(talk: Served) -> None:
+    assert len(await load(talk, "?family=ta&limit=1")) == 1
+    assert await load(talk, "?family=x") == []
+    assert await load(talk, "?parent=x") == []
+
+
+async def test_sessions_are_found_by_what_their_summaries_say(talk: Served, archive: ReadableArchive) -> None:
+    first = archive.of(Opening)[0]
+    for name, model in (("one", "gpt-a"), ("two", "gpt-b"), ("three", "Gpt-A2")):
+        archive.append(replace(first, exchange=name, session=replace(first.session, id=name, family=name), model=model))
+    assert [row["id"] for row in await load(talk, "?model=gpt-a")] == ["three", "one"]
+    assert [row["id"] for row in await load(talk, "?q=GPT%20on")] == ["one"]
+    assert await load(talk, "?q=nothing") == await load(talk, "?client=nobody") == []
+    live, idle = await load(talk, "?status=live"), await load(talk, "?status=idle")
+    assert {row["status"] for row in live} <= {"live"}
+    assert len(live) + len(idle) == 4
+    for size in (1, 2):
+        assert [row["id"] for row in await load_pages(talk, "?model=gpt-a", size)] == ["three", "one"]
+
+
 async def test_a_session_has_its_tree(talk: Served, archive: ReadableArchive) -> None:
     for prefix in (id_of(archive), id_of(archive)[:4]):
         shown = await load(talk, f"/{prefix}")
@@ -200,6 +222,13 @@ async def test_an_exchange_has_its_body_as_it_came(talk: Served, archive: Readab
     assert (await load(talk, f"/{id_of(archive)}/exchanges/5"))["request_base64"] == "/g=="
 
 
+async def test_raw_bodies_are_bytes_and_nothing_else(talk: Served, archive: ReadableArchive) -> None:
+    sent = json.dumps({"messages": [TURN]}).encode()
+    for path, content in (("1/sent", sent), ("1/sent?k=0", sent), ("5/sent", b"\xfe"), ("5/received?k=0", b"\xff")):
+        got = await get(talk, f"/{id_of(archive)}/exchanges/{path}")
+        assert (got.status, got.body, got.find(b"content-type")) == (200, content, b"application/octet-stream")
+
+
 @pytest.mark.parametrize(
     ("query", "media"),
     [
@@ -218,6 +247,15 @@ async def test_a_session_is_exported(talk: Served, archive: ReadableArchive, que
         assert [m["content"] for m in json.loads(got.body)] == [TURN["content"], "1", "?", "3", TURN["content"], "4"]
     else:
         assert [row["n"] for row in json.loads(got.body)["exchanges"]] == [1, 2, 3, 4, 5]
+
+
+async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> None:
+    shown = await load(talk, f"/{id_of(archive)}")
+    tip = shown["branches"][0]["tip"][:9]
+    messages = await load(talk, f"/{id_of(archive)}/export?form=openai&branch={tip}")
+    assert [m["content"] for m in messages] == [TURN["content"], "1", TURN["content"], "2"]
+    document = await load(talk, f"/{id_of(archive)}/export?branch={tip}")
+    assert [row["n"] for row in document["exchanges"]] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -256,6 +294,19 @@ async def test_errors_say_what_to_do(talk: Served, archive: ReadableArchive, pat
     got, code, message = await refuse(talk, path.replace("{id}", id_of(archive)))
     assert (got, code) == (status, "bad_request" if status == 400 else "not_found")
     assert told in message
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("path", ["/{}", "/{}/exchanges", "/{}/exchanges/1/sent", "/{}/export"])
+async def test_a_name_that_is_none_finds_nothing(
+    talk: Served, upstream: ScriptedUpstream, trick: str, path: str
+) -> None:
+    seen = len(upstream.requests)
+    got = await talk.ask(request("GET", API + path.format(trick.replace(" ", "%20")), BEARER))
+    assert got.status == 404
+    assert len(got.body) < 1000
+    assert json.loads(got.body)["error"]["code"] == "not_found"
+    assert len(upstream.requests) == seen
 
 
 async def test_what_was_erased_is_not_found_with_the_reason(talk: Served, archive: ReadableArchive) -> None:

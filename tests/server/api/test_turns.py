@@ -159,6 +159,15 @@ async def test_an_answer_that_calls_tools_is_followed_by_their_results(server: W
     assert (await get(server, f"/{session}/context"))["messages"][1:] == LISTED
 
 
+async def test_unknown_and_erased_sessions_record_nothing(server: WholeServer) -> None:
+    told = {"user": "hello", "assistant": "hi"}
+    assert (await post(server, "/nobody/record", told))[0] == 404
+    session = await begin(server)
+    await post(server, f"/{session}/record", told)
+    assert (await server.client.delete(f"{SESSIONS}/{session}")).status_code == 200
+    assert (await post(server, f"/{session}/record", told))[0] == 410
+
+
 async def test_nothing_was_spent_and_nothing_saved_by_what_was_made_elsewhere(server: WholeServer) -> None:
     session = await begin(server, name="told")
     tokens = {"input": 1000, "output": 50}

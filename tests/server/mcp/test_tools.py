@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.engine.recall.recall import Recall
+from proxy.model.errors import NotFound
 from proxy.model.search import EntryKind, SearchQuery
 from proxy.server.mcp.tools import TOOLS, McpTools, Reader
 from tests.support.recalling import (
@@ -94,6 +95,16 @@ async def test_search_passes_on_what_narrows_it() -> None:
     assert (index.queries[-1].tenant, index.queries[-1].sessions) == (None, None)
 
 
+async def test_what_search_cannot_take_is_told() -> None:
+    tools = make_tools(make_worked_log())
+    assert "search needs a query" in await fail(tools, "search", query="  ")
+    assert "or 3d, 2h or 30m, not 'soon'" in await fail(tools, "search", query="x", since="soon")
+    assert "Did you mean query, not querry?" in await fail(tools, "search", querry="x")
+    assert "It takes query, session, roles" in await fail(tools, "search", text="x")
+    assert "kinds" in await fail(tools, "search", query="x", kinds=["everything"])
+    assert "There is no tool 'find'; there are search, " in await fail(tools, "find", query="x")
+
+
 async def test_references_are_described_and_read() -> None:
     log = make_worked_log()
     log.keep("aaaaabbbbb", WORK[2:3], 2)
@@ -117,6 +128,19 @@ async def test_a_file_is_read_as_of_a_call() -> None:
     assert "has no exchange 9" in await fail(tools, "read_file", session="abc1", path="app.py", call=9)
     assert "No call has read or written lib.py" in await fail(tools, "read_file", session="abc1", path="lib.py")
     assert "no call whose messages can be read" in await fail(tools, "read_file", session="abc2", path="app.py")
+
+
+async def test_sessions_are_listed_a_page_at_a_time() -> None:
+    tools = make_tools(make_worked_log())
+    told = await call(tools, "list_sessions")
+    assert "abc1 · agent-7 · gpt-5 · 1 call · 1 h ago\n" in told
+    assert "abc2 · agent-7 · gpt-5 · 1 call, 3 branches · 1 h ago · delegated by abc1" in told
+    assert (await call(tools, "list_sessions", limit=1)).endswith(")")
+    own = await call(tools, "list_sessions", TENANT)
+    assert [line.partition(" ")[0] for line in own.splitlines()] == ["abc1", "abc2"]
+    assert (await call(tools, "list_sessions", OTHER_TENANT)).startswith("abd3 · ")
+    assert "abd3" not in await call(tools, "list_sessions", TENANT, before=9)
+    assert await call(tools, "list_sessions", before=0) == "There are no sessions before that."
 
 
 async def test_sessions_of_others_are_as_unknown_as_those_that_never_were() -> None:
@@ -150,3 +174,9 @@ async def test_a_call_takes_a_bounded_time() -> None:
     log, policy, clock = SlowLog(), RecallPolicy(), StoppedClock()
     tools = McpTools(log, Recall(log, MadeIndex(), clock, policy), clock, policy, time_limit=0.01)
     assert await fail(tools, "list_sessions") == "This took too long and was given up. Ask for less."
+
+
+async def test_what_the_log_says_is_wrong_is_told() -> None:
+    log = make_worked_log()
+    log.originals["aaaaabbbbb"] = NotFound("there is no reference")
+    assert "There is no ref:aaaaabbbbb" in await fail(make_tools(log), "describe", ref="aaaaabbbbb")

@@ -14,14 +14,13 @@ from itertools import islice
 from proxy.engine.ports import ALL_SESSIONS, MOST_BEARING, MOST_HELD, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Opening, Round, SessionKey, Trailer
+from proxy.model.exchange import HeldRow, Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import NodeRow, Step, StoredSession, name_mark
 from proxy.model.log import (
     ArchiveHealth,
     AuxiliaryUsage,
     BranchRow,
     ExchangeRow,
-    HeldRow,
     Record,
     RoundRow,
     Selection,

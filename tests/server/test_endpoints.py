@@ -24,22 +24,27 @@ from proxy.server.endpoints import (
     Endpoint,
     read_body,
     read_document,
-    read_limit,
     read_number,
-    read_switch,
 )
 from proxy.server.errors import Refused, render_error, render_plain
 
 
-async def show(request: Request) -> list[object]:
-    return [read_limit(request, 5, 9), read_switch(request, "whole")]
+class Shown(msgspec.Struct, frozen=True):
+    """What of a path is shown."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=9)] = 5
+    whole: bool = False
+
+
+async def show(query: Shown) -> list[object]:
+    return [query.limit, query.whole]
 
 
 async def miss(request: Request) -> Response:
     raise NotFound("it is not here")
 
 
-PATH = Endpoint(show, "limit", "whole").on("DELETE", miss, "name")
+PATH = Endpoint(show).on("DELETE", miss, "name")
 
 
 async def ask(method: str, query: str = "", path: Endpoint = PATH) -> tuple[int, dict[str, str], Any]:

@@ -7,11 +7,8 @@ from proxy.model.exchange import Usage
 from proxy.store.constraints import (
     MessageSpan,
     find_summary_fault,
-    fit_epoch,
-    fit_original,
-    fit_plan,
-    fit_summary,
     fit_text,
+    fit_texts,
     fit_usage,
 )
 from tests.store.samples import make_epoch, make_leaf, make_original, make_plan
@@ -42,10 +39,16 @@ def test_usage_that_says_nothing_is_none(usage: Usage | None) -> None:
 
 def test_names_of_managed_context_get_an_encoding() -> None:
     epoch, plan = make_epoch(view="m\ud800é"), make_plan(view="m\ud800")
-    assert fit_epoch(epoch) == replace(epoch, view="m?é")
-    assert fit_plan(replace(plan, reason="\udfff")) == replace(plan, view="m?", reason="?")
+    assert fit_texts(epoch) == replace(epoch, view="m?é")
+    assert fit_texts(replace(plan, reason="\udfff")) == replace(plan, view="m?", reason="?")
     original = make_original("r\ud800", b"x")
-    assert fit_original(replace(original, wire="\ud800")) == replace(original, id="r?", wire="?")
+    assert fit_texts(replace(original, wire="\ud800")) == replace(original, id="r?", wire="?")
+
+
+def test_texts_in_the_parts_of_a_record_get_an_encoding() -> None:
+    odd, plain = make_original("r\ud800", b"x"), make_original("s", b"x")
+    epoch = make_epoch(originals=[plain, odd])
+    assert fit_texts(epoch).originals == (plain, replace(odd, id="r?"))
 
 
 def test_texts_of_a_summary_get_an_encoding() -> None:
@@ -54,7 +57,7 @@ def test_texts_of_a_summary_get_an_encoding() -> None:
     odd = replace(odd, calls=("\ud800",), parents=("\ud801",), supersedes=("\ud802",), files=("\ud803", "é"))
     odd = replace(odd, **dict.fromkeys(names, "\udfff"))
     fitted = replace(odd, id="a?", text="? é", calls=("?",), parents=("?",), supersedes=("?",), files=("?", "é"))
-    assert fit_summary(odd) == replace(fitted, **dict.fromkeys(names, "?"))
+    assert fit_texts(odd) == replace(fitted, **dict.fromkeys(names, "?"))
 
 
 SPAN = MessageSpan("w", 2, 6)

@@ -185,7 +185,7 @@ class ContextController:
             outgoing = self._pass_blank(request)
         else:
             outgoing = self._pass_known(request)
-        if outgoing is not None:
+        if outgoing is not None and outgoing.state is None:
             self._observer.note_managed(request)
         return outgoing
 
@@ -246,6 +246,7 @@ class ContextController:
         if kept is None:
             return None
         self.states.models.ask_window(request, budget)
+        self._observer.note_managed(request)  # a call is known before what is sent for it
         return self._charge(state, kept, decision)
 
     async def _find_exemption(self, request: ManagedRequest) -> str:

@@ -31,22 +31,15 @@ def list_exchanges(entries: list[QueuedWrite]) -> list[str]:
 class RecordedQueue:
     """A queue, and what it handed over."""
 
-    def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000, journal: Journal | None = None) -> None:
+    def __init__(self, max_bytes: int = 100_000, batch_ms: int = 60_000, journal: Journal | None = None) -> None:
         self.handed: list[list[QueuedWrite]] = []
-        self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, hold_ms=hold_ms, journal_hold_ms=hold_ms)
+        self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, batch_ms=batch_ms, journal_batch_ms=batch_ms)
         self.queue = WriteQueue(asyncio.get_running_loop(), self.handed.append, self.policy, journal)
 
     def settle(self, is_stored: bool) -> None:
         for entries in self.handed:
             self.queue.settle(entries, is_stored)
         self.handed.clear()
-
-
-async def test_urgent_records_are_handed_over_at_once_as_one_entry() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.append((make_opening(), make_round()), is_urgent=True)
-    ((entry,),) = recorded.handed
-    assert entry.records == (make_opening(), make_round())
 
 
 async def test_what_is_held_goes_ahead_of_what_comes_later() -> None:
@@ -61,35 +54,6 @@ async def test_what_is_held_goes_ahead_of_what_comes_later() -> None:
     assert len(recorded.handed) == 1
 
 
-async def test_what_is_held_is_handed_over_after_its_time() -> None:
-    recorded = RecordedQueue(hold_ms=1)
-    loop = asyncio.get_running_loop()
-    handed = loop.create_future()
-    recorded.queue = WriteQueue(loop, handed.set_result, recorded.policy)
-    recorded.queue.append((make_reading(),), is_urgent=False)
-    (entry,) = await asyncio.wait_for(handed, LIMIT)
-    assert entry.records == (make_reading(),)
-
-
-async def test_counts_follow_what_is_under_way() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.append((make_opening(), make_round()), is_urgent=True)
-    assert (recorded.queue.pending, recorded.queue.pending_bytes) == (2, WEIGHT + weigh_record(make_round()))
-    recorded.settle(True)
-    assert (recorded.queue.pending, recorded.queue.pending_bytes, recorded.queue.dropped) == (0, 0, 0)
-
-
-async def test_what_has_no_room_is_dropped_and_what_was_there_stays() -> None:
-    recorded = RecordedQueue(max_bytes=2 * WEIGHT)
-    futures = [recorded.queue.append((make_opening(f"e{i}"),), is_urgent=True) for i in range(3)]
-    assert [future.done() for future in futures] == [False, False, True]
-    assert futures[2].result() is False
-    assert (recorded.queue.dropped, recorded.queue.generation, recorded.queue.pending) == (1, 1, 2)
-    recorded.settle(True)
-    assert futures[0].result() is futures[1].result() is True
-    assert not recorded.queue.append((make_opening("e4"),), is_urgent=True).done()
-
-
 async def test_what_has_room_but_for_what_is_derived_is_kept_without_it() -> None:
     recorded = RecordedQueue(max_bytes=2 * WEIGHT)
     step = make_step(nodes=make_chain(*["m"] * 100))
@@ -102,51 +66,6 @@ async def test_what_has_room_but_for_what_is_derived_is_kept_without_it() -> Non
     assert recorded.queue.append((step,), is_urgent=True).result() is False
 
 
-async def test_what_was_lost_is_counted_by_record_and_changes_the_generation() -> None:
-    recorded = RecordedQueue()
-    future = recorded.queue.append((make_opening(), make_round(), make_outcome()), is_urgent=True)
-    recorded.settle(False)
-    assert future.result() is False
-    assert (recorded.queue.dropped, recorded.queue.generation) == (3, 1)
-
-
-async def test_what_a_journal_held_at_the_start_goes_first_and_is_counted() -> None:
-    recorded = RecordedQueue()
-    old = QueuedWrite((make_opening("e1"), make_round("e1")), 2 * WEIGHT, None, 80, True, refused=1)
-    recorded.queue.queue_recovered([old])
-    recorded.queue.append((make_opening("e2"),), is_urgent=True)
-    assert [list_exchanges(entries) for entries in recorded.handed] == [["e1", "e1"], ["e2"]]
-    assert (recorded.queue.pending, recorded.queue.pending_bytes) == (4, 3 * WEIGHT)
-    recorded.settle(True)
-    assert (recorded.queue.pending, recorded.queue.pending_bytes, recorded.queue.dropped) == (0, 0, 1)
-
-
-async def test_whoever_drains_waits_for_what_a_journal_held_at_the_start() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.queue_recovered([QueuedWrite((make_opening("e1"),), WEIGHT, None, 80, True)])
-    drained = recorded.queue.drain()
-    assert drained is not None and not drained.done()
-    recorded.settle(True)
-    assert await drained
-
-
-async def test_after_close_everything_is_handed_over_and_nothing_is_taken() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.append((make_reading(),), is_urgent=False)
-    recorded.queue.close()
-    assert len(recorded.handed) == 1
-    assert recorded.queue.append((make_opening(),), is_urgent=True).result() is False
-
-
-async def test_a_cancelled_future_is_left_alone() -> None:
-    recorded = RecordedQueue()
-    future = recorded.queue.append((make_opening(),), is_urgent=True)
-    future.cancel()
-    recorded.settle(True)
-    assert future.cancelled()
-    assert recorded.queue.pending == 0
-
-
 async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) -> None:
     recorded = RecordedQueue(max_bytes=0)
     with caplog.at_level(logging.ERROR):
@@ -155,13 +74,6 @@ async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) ->
     assert "1 records are lost so far" in caplog.text
     assert "512 records are lost so far" in caplog.text
     assert len(caplog.records) == 10
-
-
-def test_settling_for_an_event_loop_that_has_ended_does_nothing() -> None:
-    loop = asyncio.new_event_loop()
-    queue = WriteQueue(loop, lambda entries: None, StorePolicy(Path("log.db")))
-    loop.close()
-    queue.settle_soon([], True)
 
 
 @pytest.fixture
@@ -186,7 +98,7 @@ async def test_what_is_in_the_journal_is_safe_at_once_and_waits_for_company_even
 async def test_what_is_in_the_journal_is_handed_over_after_its_time(journal: Journal) -> None:
     recorded = RecordedQueue(journal=journal)
     handed = asyncio.get_running_loop().create_future()
-    policy = StorePolicy(Path("log.db"), hold_ms=60_000, journal_hold_ms=1)
+    policy = StorePolicy(Path("log.db"), batch_ms=60_000, journal_batch_ms=1)
     recorded.queue = WriteQueue(asyncio.get_running_loop(), handed.set_result, policy, journal)
     recorded.queue.append((make_opening("e1"),), is_urgent=False)
     recorded.queue.append((make_opening("e2"),), is_urgent=True)

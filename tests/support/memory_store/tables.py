@@ -24,13 +24,8 @@ from proxy.model.memory import MemoryOrder, Remembered
 from proxy.store.constraints import (
     SummaryIdentity,
     find_summary_fault,
-    fit_epoch,
-    fit_original,
-    fit_plan,
-    fit_recalled,
-    fit_remembered,
-    fit_summary,
     fit_text,
+    fit_texts,
     span_of,
 )
 from proxy.store.sqlite.lineage_queries import find_parent
@@ -140,12 +135,12 @@ class Tables:
     ) -> None:
         match record:
             case Epoch():
-                self._add_epoch(fit_epoch(record))
+                self._add_epoch(fit_texts(record))
             case Plan():
                 self._expect_opening(record.exchange)
                 if record.epoch:
                     self._expect(self.epochs, record.epoch)
-                self._insert(self.plans, (record.exchange, record.k), fit_plan(record))
+                self._insert(self.plans, (record.exchange, record.k), fit_texts(record))
             case SourceNote():
                 self._expect_opening(record.exchange)
                 self._expect(self.keys, record.session)
@@ -154,15 +149,15 @@ class Tables:
                 self._expect(self.keys, record.session)
                 self._insert(self.pins, len(self.pins), record)
             case Summary():
-                self._add_summary(fit_summary(record))
+                self._add_summary(fit_texts(record))
             case Recalled():
                 self._expect_opening(record.exchange)
                 self._expect(self.keys, record.session)
                 self._expect(self.epochs, record.epoch)
-                self._insert(self.recalled, record.exchange, fit_recalled(record))
+                self._insert(self.recalled, record.exchange, fit_texts(record))
             case Remembered():
                 self._expect(self.keys, record.session)
-                self._insert(self.memory, len(self.memory) + 1, fit_remembered(record))
+                self._insert(self.memory, len(self.memory) + 1, fit_texts(record))
             case MemoryOrder():
                 self._expect(self.keys, record.session)
                 self._insert(self.memory, len(self.memory) + 1, replace(record, item=fit_text(record.item)))
@@ -202,11 +197,10 @@ class Tables:
             self._expect_opening(epoch.exchange)
         for message in epoch.rendered:
             self._add_blob(tenant, compute_digest(message), message)
-        originals = tuple(map(fit_original, epoch.originals))
-        for original in originals:
+        for original in epoch.originals:
             self._add_original(epoch.session, tenant, original)
         rendered = tuple(self.blobs[tenant, compute_digest(message)] for message in epoch.rendered)
-        self._insert(self.epochs, epoch.id, replace(epoch, rendered=rendered, originals=originals))
+        self._insert(self.epochs, epoch.id, replace(epoch, rendered=rendered))
 
     def _add_original(self, session: str, tenant: bytes, original: Original) -> None:
         if original.id in self.originals:

@@ -3,11 +3,9 @@
 With steps of 300 characters and a ceiling of 4,000 tokens epochs open where they pay, long before the high mark.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from proxy.assembly import attach_snapshots
@@ -16,12 +14,10 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.policy import Provider
-from proxy.engine.ports import Archive, RequestBody
+from proxy.engine.ports import RequestBody
 from proxy.engine.recall.rounds import Run
 from proxy.model.card import Card
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.archive import open_sqlite
 from tests.support.compacting import Workshop
 from tests.support.engine import (
     JSON,
@@ -33,8 +29,8 @@ from tests.support.engine import (
     Sent,
     wait_out,
 )
+from tests.support.kept_log import KeptLog
 from tests.support.managing import Message, make_history, spell
-from tests.support.memory_store.archive import MemoryArchive
 from tests.support.remembering import make_memory
 
 NAME: Headers = ((b"x-palimpsest-session", b"talk"), (b"authorization", b"Bearer sk-1"))
@@ -62,11 +58,10 @@ class TalkingUpstream(ScriptedUpstream):
 
 
 class Talk:
-    """The engine over a log, in memory or in a directory; `ask` is a call of the client's, `reopen` a restart."""
+    """The engine over a log; `ask` is a call of the client's, `reopen` a restart."""
 
     def __init__(
         self,
-        path: Path | None = None,
         ceiling: int | None = 4000,
         upstream: ScriptedUpstream | None = None,
         provider: Provider | None = None,
@@ -80,7 +75,6 @@ class Talk:
         Models recall by `run`, or not at all.
         """
         self._run = run
-        self._policy = StorePolicy(path / "log.db") if path is not None else None
         self._ceiling = ceiling
         self._provider = provider
         self._card, self._has_reports = card, has_reports
@@ -90,16 +84,11 @@ class Talk:
         self.engine: Engine
         self.step = self.opened = 0
         self.was_opened = False
-        self.log: Archive = MemoryArchive()
+        self.log: Any = KeptLog()
         self._open(None)
 
     def _open(self, after: Engine | None) -> None:
-        if self._policy is not None:
-            self.log = open_sqlite(self._policy, asyncio.get_running_loop())
-        log: Any = self.log
-        if after is not None:
-            after.archive = log
-        parts = self.engine = self.build(log, self._ceiling, self._provider, after)
+        parts = self.engine = self.build(self.log, self._ceiling, self._provider, after)
         gate = DurabilityWaiter(self.log, 5_000)
         self.care = EpochAdmin(parts.controller.states, self.log, gate, parts.bus, parts.ids)
 
@@ -148,7 +137,8 @@ class Talk:
 
     async def reopen(self) -> None:
         """Stop, and start again with the same log."""
-        await self._stop()
+        await self.settle()
+        await self.log.reopen()
         self._open(self.engine)
 
     async def close(self) -> None:
@@ -157,8 +147,3 @@ class Talk:
         faults, dropped = (await self.log.verify()).faults, self.log.health.dropped
         await self.log.close()
         assert (faults, dropped) == ((), 0)
-
-    async def _stop(self) -> None:
-        assert await self.engine.tasks.finish(LIMIT)
-        if self._policy is not None:
-            await self.log.close()

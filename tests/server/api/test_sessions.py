@@ -19,7 +19,7 @@ from proxy.server.access import make_cookie
 from proxy.server.api.sessions import SessionsApi
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
-from tests.support.memory_store.archive import MemoryArchive
+from tests.support.kept_log import KeptLog
 from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
 
@@ -34,7 +34,7 @@ class ReadableArchive(FakeArchive):
 
     def __init__(self) -> None:
         super().__init__(is_instant=True)
-        self.memory = MemoryArchive()
+        self.memory = KeptLog()
         self.erased: set[str] = set()
 
     def append(self, *records: Record, is_urgent: bool = True) -> Commit:

@@ -11,7 +11,6 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.recall.rounds import Run
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.model.manifest import compute_digest
 from proxy.wire import FORMATS
 from tests.support.engine import (
     JSON,
@@ -204,8 +203,3 @@ class HeldClient:
         (row,) = await self.log.list_sessions()
         found: str = row.id
         return found
-
-
-def digest(*messages: Message) -> bytes:
-    """The digest of the messages of a call, as its record has it."""
-    return compute_digest(b"\n".join([json.dumps(each).encode() for each in messages]))

@@ -31,7 +31,7 @@ from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.files import mirror_memory
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
-from proxy.engine.runtime import SystemClock, WriteBatcher
+from proxy.engine.runtime import SystemClock
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable, tell_install
 from proxy.model.events import SessionsErased
@@ -279,7 +279,7 @@ def configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Con
     """Return how the application is served."""
     return uvicorn.Config(
         app,
-        http=functools.partial(Http11Protocol, policy, WriteBatcher(engine.tasks.held), engine.descriptors),  # type: ignore[arg-type]
+        http=functools.partial(Http11Protocol, policy, engine.descriptors),  # type: ignore[arg-type]
         interface="asgi3",
         ws="none",
         lifespan="off",

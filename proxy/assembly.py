@@ -60,7 +60,6 @@ from proxy.engine.runtime import (
     SystemClock,
     SystemIds,
     TaskRunner,
-    WriteBatcher,
     read_descriptor_limit,
 )
 from proxy.engine.text_jobs import TextJobs
@@ -448,7 +447,7 @@ def build_upstream(
 
         library = None if policy.is_deferred else load_litellm()
         return LitellmClient(policy, library, tasks.spawn, hop_id=hop_id, load=load_litellm)
-    return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
+    return DirectClient(policy, tasks.spawn, descriptors, hop_id=hop_id)
 
 
 def build_models(

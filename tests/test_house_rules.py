@@ -60,7 +60,6 @@ BROAD_EXCEPTS = {
     "engine.recall.recall.Recall.run": "the model has to get a result for its call",
     "engine.request_resolver.RequestResolver.make_opening": "a body that nothing is known of is kept whole",
     "engine.request_resolver.RequestResolver.resolve": "a body that we cannot read is still a call to carry",
-    "engine.runtime.call_after_first_step": "hands on what is thrown into a task; catches nothing for good",
     "engine.runtime.EngineBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "sdk.events.EventBus.publish": "a handler of a program must not reach the publisher",
@@ -72,29 +71,29 @@ BROAD_EXCEPTS = {
 }
 MOST_BROAD_EXCEPTS = 21
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 579_483, 334_890
+MOST_TOKENS, MOST_CORE_TOKENS = 578_845, 334_252
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_577,
+    "proxy": 9_557,
     "proxy/cli": 35_363,
     "proxy/config": 6_131,
     "proxy/context": 74_317,
     "proxy/demo": 6_673,
     "proxy/doctor": 4_905,
-    "proxy/engine": 182_894,
+    "proxy/engine": 182_485,
     "proxy/model": 13_000,
     "proxy/read": 27_428,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
-    "proxy/server": 28_648,
+    "proxy/server": 28_531,
     "proxy/store": 59_892,
     "proxy/telemetry": 8_459,
     "proxy/transcripts": 9_818,
     "proxy/trial": 8_967,
-    "proxy/upstream": 14_045,
+    "proxy/upstream": 13_953,
     "proxy/wire": 61_268,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 16, 152, 140
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 16, 152, 133
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

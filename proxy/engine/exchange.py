@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -91,13 +92,8 @@ class ExchangeService:
 
         Raises BadRequest for unknown values.
         """
-        for name, _ in headers:  # a comprehension would be a call more for each request
-            if name.startswith(OWN_PREFIX):
-                break
-        else:
-            return self._unasked
         own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
-        return read_options(own, self._policy.mode)
+        return read_options(own, self._policy.mode) if own else self._unasked
 
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
@@ -106,36 +102,38 @@ class ExchangeService:
         """
         return self._policy.mode != "bypass" or self.read_options(headers).mode != "bypass"
 
-    def carry(
+    async def carry(
         self, incoming: ClientRequest, wire: str, client: Client, program: ProgramCall | None = None
-    ) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
+    ) -> None:
+        """Carry a request whose whole body is in memory, in the wire format named `wire`.
 
         If it is cancelled because the client disconnected, the call is recorded as aborted. That of a `program` in this
         process belongs to the session that this names; one that was made elsewhere is recorded, and answered with the
         response that came there: nothing is sent.
         """
-        return self._hold(self._carry(incoming, self._formats[wire], client, program), client)
+        with self._hold(client):
+            await self._carry(incoming, self._formats[wire], client, program)
 
-    def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that carries a request whose tokens the upstream is to count. See also `carry`.
+    async def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> None:
+        """Carry a request whose tokens the upstream is to count. See also `carry`.
 
         What is counted is what would be sent for such a request now. It opens no epoch and is no part of its session.
         """
-        return self._hold(self._carry_count(incoming, self._formats[wire], client), client)
+        with self._hold(client):
+            await self._carry_count(incoming, self._formats[wire], client)
 
-    def carry_stream(
-        self, incoming: ClientRequest, body: RequestBody | None, client: Client
-    ) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that carries a request whose body, if any, streams through unread. See also `carry`."""
-        return self._hold(self._carry_stream(incoming, body, client), client)
+    async def carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
+        """Carry a request whose body, if any, streams through unread. See also `carry`."""
+        with self._hold(client):
+            await self._carry_stream(incoming, body, client)
 
-    async def _hold(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+    @contextmanager
+    def _hold(self, client: Client) -> Iterator[None]:
         """Register the current task until the call has ended. Report errors to the client."""
         task = _get_task()
         self._tasks.held.add(task)
         try:
-            await carrying
+            yield
         except ProxyError as error:
             client.fail(error)
         except asyncio.CancelledError:

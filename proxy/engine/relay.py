@@ -24,7 +24,7 @@ from proxy.engine.response_stream import (
     set_length,
     spell_in_stream,
 )
-from proxy.engine.runtime import EngineBus, call_after_first_step
+from proxy.engine.runtime import EngineBus
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import SUCCESS, Completeness, Outcome, Timings, Trailer
@@ -439,8 +439,9 @@ class Relay:
             if exchange.after_send or not exchange.is_durable:
                 flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._flush_early, exchange)
 
+        sent = asyncio.get_running_loop().call_soon(note_sent)  # then the request is written, and loses no time
         try:
-            response = await call_after_first_step(sending, note_sent)
+            response = await sending
         except ProxyError as error:
             exchange.is_unreached = isinstance(error, UpstreamUnreachable)
             self.recorder.end_round(exchange, None, "failed", str(error))
@@ -449,9 +450,12 @@ class Relay:
             self.recorder.end_round(exchange, None, "aborted")
             raise
         finally:
+            sent.cancel()
             if flushing is not None:
                 flushing.cancel()
         exchange.head_at = self.clock.monotonic()
+        if exchange.has_body:  # unless the response was there at once, it is recorded already
+            exchange.record_opening()
         return response
 
     def _flush_early(self, exchange: OpenExchange) -> None:

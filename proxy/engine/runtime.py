@@ -1,4 +1,4 @@
-"""Runtime services of one process: its tasks, events, clock, ids, file descriptors, and batched writes."""
+"""Runtime services of one process: its tasks, events, clock, ids and file descriptors."""
 
 import asyncio
 import logging
@@ -6,11 +6,8 @@ import os
 import random
 import resource
 import time
-import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
-from functools import partial
-from time import monotonic
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from proxy.model.events import Event
@@ -27,10 +24,6 @@ _RESERVE = 64
 _RESERVE_FRACTION = 8
 
 _descriptor_log = logging.getLogger("palimpsest.descriptors")
-
-# With fewer calls there is nothing to batch, and a callback would cost the loop another iteration.
-_MANY_CALLS = 8
-_LONGEST_SECONDS = 0.001
 
 
 class TaskRunner:
@@ -190,77 +183,6 @@ class Descriptors:
             "idle connections are closed" if count else "no connection is idle, so new ones are refused",
         )
         return count
-
-
-class WriteBatcher:
-    """Batches the writes to many transports. Nothing more is written to transports that are closing.
-
-    The size of `calls` is about the number of running calls. `now` returns monotonic seconds.
-    """
-
-    def __init__(self, calls: Sized, now: Callable[[], float] = monotonic) -> None:
-        self._calls = calls
-        self._now = now
-        self._held: list[tuple[asyncio.WriteTransport, bytes]] = []
-        self._is_under_way = False
-        self._until = 0.0
-        self.turn = 0
-
-    def put(self, transport: asyncio.WriteTransport, content: bytes) -> int:
-        """Write now, or at the end of this loop iteration. It is done once `turn` is greater than the result."""
-        turn = self.turn
-        if self._is_under_way:
-            self._held.append((transport, content))
-            if self._now() >= self._until:
-                self.flush()
-            return turn
-        if len(self._calls) >= _MANY_CALLS:
-            self._is_under_way = True
-            self._until = self._now() + _LONGEST_SECONDS
-            asyncio.get_running_loop().call_soon(self._end_turn)
-        transport.write(content)
-        return turn - 1
-
-    def flush(self) -> None:
-        """Write what is held now. The loop iteration continues."""
-        if self._held:
-            held, self._held = self._held, []
-            self.turn += 1
-            self._until = self._now() + _LONGEST_SECONDS
-            for transport, content in held:
-                if not transport.is_closing():
-                    transport.write(content)
-
-    def _end_turn(self) -> None:
-        self._is_under_way = False
-        self.flush()
-
-
-@types.coroutine
-def call_after_first_step(work: Awaitable[T], then: Callable[[], object]) -> Generator[Any, Any, T]:
-    """Await `work`, and call `then` as soon as it suspends for the first time, or ends without suspending.
-
-    Nothing else runs on the event loop in between: the first step writes the request to the upstream, so that `then`
-    costs the call no time. `then` must not raise. If the first step raises, `then` is not called.
-    """
-    steps = work.__await__()
-    try:
-        waited = steps.send(None)
-    except StopIteration as end:
-        then()
-        return end.value  # type: ignore[no-any-return]  # typeshed: the value of any StopIteration
-    then()
-    while True:
-        try:
-            value = yield waited
-        except BaseException as error:  # noqa: BLE001 - cancelling a task throws into its coroutine
-            resume = partial(steps.throw, error)
-        else:
-            resume = partial(steps.send, value)
-        try:
-            waited = resume()
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
 
 
 async def attempt(work: Awaitable[T], note: Callable[[Exception], None]) -> T | None:

@@ -17,7 +17,7 @@ from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from proxy.engine.runtime import Descriptors, WriteBatcher
+from proxy.engine.runtime import Descriptors
 from proxy.server.errors import render_plain
 from proxy.server.http11_response import Http11Connection, Http11Response
 from proxy.server.policy import ServerPolicy
@@ -43,7 +43,6 @@ class Http11Protocol(asyncio.Protocol):
     def __init__(
         self,
         policy: ServerPolicy,
-        writes: WriteBatcher,
         descriptors: Descriptors,
         *,
         config: Config,
@@ -52,7 +51,6 @@ class Http11Protocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._policy = policy
-        self._writes = writes
         self._descriptors = descriptors
         self._config = config
         self._state = server_state
@@ -87,7 +85,6 @@ class Http11Protocol(asyncio.Protocol):
         self.connection = Http11Connection(
             self._loop,
             self.transport,
-            self._writes,
             app=self._config.loaded_app,
             tasks=self._state.tasks,
             stall_seconds=self._policy.stall_timeout,
@@ -151,7 +148,6 @@ class Http11Protocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close once the requests under way have their responses, or at once if there are none."""
-        self._writes.flush()
         if pipeline := self.connection.pipeline:
             pipeline[-1][0].keep_alive = False
         else:
@@ -262,7 +258,6 @@ class Http11Protocol(asyncio.Protocol):
         """Close the connection; send an error for the invalid request first if no other response is due."""
         if self._discards_input:
             return
-        self._writes.flush()
         reason = self._refusal[2]
         if isinstance(cause, httptools.HttpParserError) and not isinstance(cause, httptools.HttpParserCallbackError):
             reason = f"{reason}: {cause}"

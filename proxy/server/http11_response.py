@@ -15,7 +15,6 @@ from socket import SO_LINGER, SOL_SOCKET
 
 from starlette.types import ASGIApp, Message, Scope
 
-from proxy.engine.runtime import WriteBatcher
 from proxy.model.exchange import Headers
 from proxy.server.errors import Refused, render_error
 
@@ -98,7 +97,6 @@ class Http11Connection:
         self,
         loop: asyncio.AbstractEventLoop,
         transport: asyncio.Transport,
-        writes: WriteBatcher,
         *,
         app: ASGIApp,
         tasks: set["asyncio.Task[None]"],
@@ -107,7 +105,6 @@ class Http11Connection:
     ) -> None:
         self.loop = loop
         self.transport = transport
-        self.writes = writes
         self.closer = ConnectionCloser(loop, transport, stall_seconds)
         self.is_reading_paused = self.is_writing_paused = self.is_lost = False
         self.keep_alive_timer: asyncio.TimerHandle | None = None
@@ -285,7 +282,7 @@ class Http11Response:
     async def wait_for_body(self) -> bool:
         """Wait for more of the body, or its end. Return False if the client has left or the response is complete."""
         if self._expects_continue and not self.connection.transport.is_closing():
-            self.connection.writes.put(self.connection.transport, b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._expects_continue = False
         if not self.is_disconnected and not self.is_complete:
             self.connection.resume_reading()
@@ -359,16 +356,14 @@ class Http11Response:
         # Together with a head that is still pending: this saves a system call of 15 µs.
         head, self._head = self._head, b""
         if len(content) < _JOINED_BYTES:
-            connection.writes.put(connection.transport, head + content)
+            connection.transport.write(head + content)
         else:
-            connection.writes.flush()
             connection.transport.writelines((head, content) if head else (content,))
         if is_last:
             self.is_complete = True
             if self._news is not None:
                 self._news.set()
             if not self.keep_alive:
-                connection.writes.flush()
                 connection.closer.close()
             connection.finish_response()
         return not connection.is_writing_paused
@@ -378,7 +373,6 @@ class Http11Response:
         connection = self.connection
         if not connection.transport.is_closing():
             self._write_head()
-            connection.writes.flush()
             if self._ends_with_connection and self.is_started:  # an orderly close would look like a clean end
                 connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
                 connection.transport.abort()
@@ -406,7 +400,7 @@ class Http11Response:
     def _write_head(self) -> None:
         if self._head and not self.is_disconnected:
             head, self._head = self._head, b""
-            self.connection.writes.put(self.connection.transport, head)
+            self.connection.transport.write(head)
 
     # --- ASGI, for our own pages -------------------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -56,26 +55,24 @@ class FastRouter:
         self._policy = policy
         self._bodies = BodyBudget(policy.max_buffered_bytes)
 
-    # Not itself a coroutine, since each coroutine on the stack is entered again whenever a call resumes.
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Return the coroutine that serves a request."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
         path: str = scope["path"]
         wire = find_wire(path) if scope["method"] == "POST" else ""
         if not wire and _OWN_PATH.match(path):
-            return self._own_pages(scope, receive, send)  # type: ignore[return-value]
+            return await self._own_pages(scope, receive, send)
         try:
             self._rules.check_call(scope["headers"])
         except ProxyError as error:
-            return self._refuse(scope, error)
+            client = ServedClient(scope, self._policy)
+            client.expect_nothing()
+            return client.fail(error)
         if wire:
-            return self._carry(scope, wire)
-        counted = find_wire(path, COUNT_ENDINGS) if scope["method"] == "POST" else ""
-        return self._carry(scope, counted, is_count=True) if counted else self._carry_unread(scope)
-
-    async def _refuse(self, scope: Scope, error: ProxyError) -> None:
-        client = ServedClient(scope, self._policy)
-        client.expect_nothing()
-        client.fail(error)
+            await self._carry(scope, wire)
+        elif scope["method"] == "POST" and (counted := find_wire(path, COUNT_ENDINGS)):
+            await self._carry(scope, counted, is_count=True)
+        else:
+            await self._carry_unread(scope)
 
     async def _carry(self, scope: Scope, wire: str, *, is_count: bool = False) -> None:
         """Read the whole body of a call in a wire format, and pass the call to the engine.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
-from proxy.engine.runtime import Descriptors, WriteBatcher
+from proxy.engine.runtime import Descriptors
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import SUCCESS, Headers
 from proxy.upstream.http_connection import HttpConnection
@@ -102,8 +102,8 @@ class DirectClient:
     """Sends requests to one upstream over its own connection pool; implements the port `Upstream`.
 
     Behind an HTTP proxy an https upstream is reached by CONNECT, an http one by requests with an absolute URL.
-    `spawn` starts the task that streams an upload while the response is awaited. `writes` batches small writes of many
-    calls. `descriptors` frees file descriptors when none is left. `now` returns monotonic seconds. `hop_id` identifies
+    `spawn` starts the task that streams an upload while the response is awaited.
+    `descriptors` frees file descriptors when none is left. `now` returns monotonic seconds. `hop_id` identifies
     this server in `x-palimpsest-hop`, which is sent to near addresses only; behind a proxy, if the base URL names one.
     """
 
@@ -111,7 +111,6 @@ class DirectClient:
         self,
         policy: UpstreamPolicy,
         spawn: Spawn,
-        writes: WriteBatcher | None = None,
         descriptors: Descriptors | None = None,
         now: Callable[[], float] = time.monotonic,
         *,
@@ -136,7 +135,6 @@ class DirectClient:
         self._descriptors = descriptors
         if descriptors is not None:
             descriptors.add_holder(self.close)
-        self._writes = writes if writes is not None else WriteBatcher(())
         self._tls: ssl.SSLContext | None = None
         self._key = make_key_header(policy)
         self._hop_id = hop_id.encode()
@@ -224,7 +222,7 @@ class DirectClient:
     async def _open(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: HttpConnection(loop, self._writes, self._note_idle_close),
+            lambda: HttpConnection(loop, self._note_idle_close),
             self._near.host,
             self._near.port,
             ssl=self._tls if self._near.is_tls else None,
@@ -237,7 +235,7 @@ class DirectClient:
         assert proxy is not None and self._tls is not None, "it leads to an https upstream"
         host, place = self._origin.host, self._origin.address
         head = b"CONNECT %s HTTP/1.1\r\nhost: %s\r\n%s\r\n" % (place, place, proxy.fields)
-        connection = HttpConnection(loop, self._writes, self._note_idle_close)
+        connection = HttpConnection(loop, self._note_idle_close)
         try:
             proxied.begin("CONNECT", head, b"", self._policy.connect_timeout)
             await proxied.wait_for_head()

@@ -13,7 +13,6 @@ from typing import cast
 
 import httptools
 
-from proxy.engine.runtime import WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 
@@ -146,13 +145,10 @@ class HttpConnection(asyncio.Protocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        writes: WriteBatcher,
         on_idle_close: "Callable[[HttpConnection], None] | None" = None,
     ) -> None:
         self._loop = loop
-        self._writes = writes
         self._on_idle_close = on_idle_close
-        self._turn = -1  # of `WriteBatcher`, which has not written the request while this is its current turn
         self._transport: asyncio.Transport | None = None
         self._incoming = _IDLE
         self._error: tuple[str, bool] | None = None  # what is wrong, and whether the upstream was silent
@@ -214,7 +210,7 @@ class HttpConnection(asyncio.Protocol):
         if self._timer is None:
             self._timer = self._loop.call_later(idle_timeout, self._check_idle)
         if len(body) < _JOINED_BYTES:
-            self._turn = self._writes.put(self._transport, head + body)
+            self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
 
@@ -223,7 +219,6 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is None or self._is_lost:
             return
         self._active = self._loop.time()
-        self._writes.flush()  # the head may still be held there
         self._transport.write(content)
         if self._writable is not None:
             await asyncio.shield(self._writable)
@@ -309,7 +304,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse the data and pass it on. Close a connection that sends data without a request."""
         incoming = self._incoming
-        if incoming is _IDLE or incoming.is_complete or self._turn == self._writes.turn:
+        if incoming is _IDLE or incoming.is_complete:
             incoming.can_keep = False
             self._note_end(is_reset=False)
             self.close()
@@ -405,7 +400,7 @@ class HttpConnection(asyncio.Protocol):
             if self._on_idle_close is not None:
                 self._on_idle_close(self)
         elif not self._incoming.has_bytes and self._transport is not None:
-            is_unsent = self._turn == self._writes.turn or self._transport.get_write_buffer_size() > 0
+            is_unsent = self._transport.get_write_buffer_size() > 0
             self.may_send_again = self.may_send_again or is_reset or is_unsent
 
     def _fail(self, message: str, *, was_silent: bool = False) -> None:

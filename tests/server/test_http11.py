@@ -22,7 +22,6 @@ from tests.support.scripted import (
     stream_head,
 )
 from tests.support.serving import Plan, Served, serving, with_server
-from tests.support.writes import BusyWrites
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[]}'
@@ -200,41 +199,6 @@ async def test_a_client_that_takes_nothing_is_given_up(plan: Plan, upstream: Scr
 
 
 # --- one connection, several requests --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("end", ["refuse", "shutdown", "break_off"])
-async def test_what_waits_for_the_end_of_the_turn_comes_before_the_end(upstream: ScriptedUpstream, end: str) -> None:
-    plan = Plan(upstream.url, writes=BusyWrites())
-    async with serving(plan) as served, await served.connect() as client:
-        client.send(request("GET", "/-/live"))
-        await client.read_answer()
-        if end == "break_off":
-            client.send(request("POST", CHAT, body=BODY))
-            await upstream.accept_request()
-        protocol = find_protocol(served)
-        plan.writes.put(protocol.transport, answer(b"waited"))
-        if end == "break_off":
-            find_response(served).break_off()
-        else:
-            {"refuse": protocol.refuse, "shutdown": protocol.shutdown}[end]()
-        assert (await client.read_answer()).body == b"waited"
-        if end == "refuse":
-            assert_refused(await client.read_answer(), 400, "bad_request")
-        assert await client.read_to_end() == b""
-
-
-async def test_what_waits_for_the_end_of_the_turn_comes_before_a_long_body(upstream: ScriptedUpstream) -> None:
-    plan = Plan(upstream.url, writes=BusyWrites())
-    async with serving(plan) as served, await served.connect() as client:
-        client.send(request("POST", CHAT, body=BODY))
-        wire, _ = await upstream.accept_request()
-        protocol = find_protocol(served)
-        response = find_response(served)
-        response.start(200, ((b"content-length", b"100000"),))
-        plan.writes.put(protocol.transport, b"HTTP/1.1 103 Early Hints\r\n\r\n")
-        response.write(bytes(100_000), is_last=True)
-        assert [(await client.read_head()).status for _ in range(2)] == [103, 200]
-        wire.send(answer(b"ok"))  # else the server would wait for it at its end
 
 
 async def test_a_line_end_behind_a_body_is_no_request(plan: Plan, upstream: ScriptedUpstream) -> None:

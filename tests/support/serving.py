@@ -33,7 +33,7 @@ from proxy.engine.recall.rounds import build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
-from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
+from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner
 from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import Opening, Outcome
 from proxy.read.savings import SavingsInputs
@@ -145,7 +145,6 @@ class Plan:
     index: FakeIndex = field(default_factory=FakeIndex)
     find_tenant: FindTenant = lambda headers: None
     diagnose: Callable[[], Awaitable[Diagnosis]] = find_nothing
-    writes: WriteBatcher = field(default_factory=lambda: WriteBatcher(()))
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(1_000_000))
 
 
@@ -224,9 +223,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     config.load()
     state = ServerState()
     descriptors.add_holder(lambda: close_idle(state.connections))
-    make = functools.partial(
-        Http11Protocol, plan.server, plan.writes, descriptors, config=config, server_state=state, _loop=loop
-    )
+    make = functools.partial(Http11Protocol, plan.server, descriptors, config=config, server_state=state, _loop=loop)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)
         served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings, events)

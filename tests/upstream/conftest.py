@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from proxy.engine.runtime import TaskRunner, WriteBatcher
+from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.client import DirectClient
 from proxy.upstream.http_connection import HttpConnection
@@ -146,16 +146,10 @@ class Pair:
 
 
 @pytest.fixture
-def writes() -> WriteBatcher:
-    """Where the connection writes."""
-    return WriteBatcher(())
-
-
-@pytest.fixture
-async def pair(upstream: ScriptedUpstream, writes: WriteBatcher) -> AsyncIterator[Pair]:
+async def pair(upstream: ScriptedUpstream) -> AsyncIterator[Pair]:
     """A connection that was just made."""
     loop, watch = asyncio.get_running_loop(), Watch()
-    made = HttpConnection(cast(asyncio.AbstractEventLoop, watch), writes)
+    made = HttpConnection(cast(asyncio.AbstractEventLoop, watch))
     _, connection = await loop.create_connection(lambda: made, "127.0.0.1", upstream.port)
     yield Pair(connection, await upstream.accept(), watch)
     connection.finish()

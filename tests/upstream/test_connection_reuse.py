@@ -11,7 +11,6 @@ from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.scripted import LIMIT, ScriptedUpstream, Wire, answer
-from tests.support.writes import BusyWrites
 from tests.upstream.conftest import REQUEST, Pair
 from tests.upstream.test_client import ask
 
@@ -199,17 +198,6 @@ async def test_a_request_of_which_something_is_unsent_at_an_orderly_close_may_go
     await pair.wire.read_head()
     pair.wire.stop_reading()
     pair.wire.shut()
-    assert await fail(pair)
-
-
-@pytest.mark.parametrize("writes", [BusyWrites()])
-@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
-async def test_a_request_that_waits_for_the_end_of_the_turn_is_unsent(pair: Pair, sent: bytes) -> None:
-    pair.connection.begin("POST", REQUEST, b"", LIMIT)
-    if sent:
-        pair.connection.data_received(sent)
-    else:
-        pair.connection.eof_received()
     assert await fail(pair)
 
 

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.runtime import WriteBatcher
 from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.http_connection import HttpConnection, InvalidResponse, ResponseParser
 from tests.support.scripted import LAST_CHUNK, LIMIT, answer, chunk, stream_head
-from tests.support.writes import BusyWrites
 from tests.upstream.conftest import REQUEST, Pair
 
 MIB = 1024 * 1024
@@ -364,10 +362,9 @@ async def test_a_large_body_passes_whole(pair: Pair) -> None:
     assert pair.connection.finish()
 
 
-# --- requests that wait for the end of the turn -----------------------------------------------------------------------
+# --- the order of what is sent -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("writes", [BusyWrites()])
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_what_is_sent_of_a_request_keeps_its_order(pair: Pair, size: int) -> None:
     body = b"b" * size
@@ -375,15 +372,6 @@ async def test_what_is_sent_of_a_request_keeps_its_order(pair: Pair, size: int) 
     await pair.connection.write(body)
     await pair.connection.write(b"end")
     assert (await pair.wire.read_request()).body == body + b"end"
-
-
-@pytest.mark.parametrize("writes", [BusyWrites()])
-async def test_an_answer_from_before_its_request_was_sent_is_nobodys(pair: Pair) -> None:
-    pair.connection.begin("GET", REQUEST, b"", LIMIT)
-    pair.connection.data_received(answer(b"of another"))
-    with pytest.raises(UpstreamUnreachable):
-        await pair.head()
-    assert not pair.connection.finish()
 
 
 @pytest.mark.parametrize(
@@ -408,7 +396,7 @@ async def test_what_is_near_is_this_machine_or_no_public_address(peer: str, own:
         def get_extra_info(self, name: str, default: object = None) -> object:
             return {"peername": (peer, 1), "sockname": (own, 2)}.get(name, default)
 
-    connection = HttpConnection(asyncio.get_running_loop(), WriteBatcher(()))
+    connection = HttpConnection(asyncio.get_running_loop())
     assert not connection.is_near
     connection.connection_made(Transport())
     assert connection.is_near == is_near

@@ -224,7 +224,7 @@ async def test_two_at_once_give_no_number_twice(shop: Workshop, monkeypatch: pyt
 
     async def load_slowly(session: str) -> StoredMemory:
         found: StoredMemory = await load(session)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         return found
 
     monkeypatch.setattr(shop.log, "load_memory", load_slowly)

@@ -7,7 +7,7 @@ import typer
 
 from proxy.cli.formatting import make_plain
 from proxy.cli.serve import UpstreamOption, name_upstream
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption
+from proxy.cli.services import READS, Invocation, offers
 from proxy.config import load_settings
 from proxy.engine.doctor.findings import Diagnosis, Finding
 
@@ -19,23 +19,21 @@ _CONCLUSIONS = {
 }
 
 
+@offers("as_json", "admin_token", *READS)
 def doctor(
-    context: typer.Context,
+    called: Invocation,
     upstream: UpstreamOption = None,
     live: Annotated[
         bool, typer.Option("--live", help="Also send each upstream a short call, which costs money, and say the price.")
     ] = False,
-    as_json: JsonOption = False,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Examine whether traffic is managed, and what is wrong if not."""
-    services: Services = context.obj
     upstreams = None if upstream is None else name_upstream(upstream)
-    settings = load_settings(config, {"data": data, "upstreams": upstreams, "server.admin_token": admin_token})
-    diagnosis = services.diagnose(settings, is_live=live)
-    if as_json:
+    settings = load_settings(
+        called.config, {"data": called.data, "upstreams": upstreams, "server.admin_token": called.admin_token}
+    )
+    diagnosis = called.services.diagnose(settings, is_live=live)
+    if called.as_json:
         typer.echo(msgspec.json.encode(diagnosis).decode())
     else:
         typer.echo(make_plain(format_diagnosis(diagnosis)))

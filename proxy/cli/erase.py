@@ -8,16 +8,12 @@ import msgspec
 import typer
 
 from proxy.cli.services import (
-    ConfigOption,
-    DataOption,
-    HostOption,
-    JsonOption,
-    PortOption,
+    ASKS,
+    Invocation,
     Services,
     SessionArgument,
-    TokenOption,
     find_reason,
-    load_server_settings,
+    offers,
     parse_object,
 )
 from proxy.cli.terminal import make_plain
@@ -34,31 +30,25 @@ class ErasingRefused(ProxyError):
     """The server did not erase a session."""
 
 
+@offers("as_json", *ASKS)
 def erase(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where nobody can answer.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be erased.")] = False,
-    as_json: JsonOption = False,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Delete the content of a session for good.
 
     Export it before, if it may be needed: `palimpsest export`.
     """
-    settings = load_server_settings(config, data, host, port, admin_token)
-    services: Services = context.obj
-    is_served = host is not None or port is not None or bool(services.find_server(settings))
+    settings, services = called.load_server_settings(), called.services
+    is_served = called.host is not None or called.port is not None or bool(services.find_server(settings))
     found = _ask(services, settings, session, is_served=is_served, is_done=False)
     if not dry_run:
         if not yes:
             _confirm(found)
         found = _ask(services, settings, found.session, is_served=is_served, is_done=True)
-    typer.echo(write_json(found) if as_json else make_plain(describe(found)), nl=not as_json)
+    typer.echo(write_json(found) if called.as_json else make_plain(describe(found)), nl=not called.as_json)
 
 
 def _ask(services: Services, settings: Settings, session: str, *, is_served: bool, is_done: bool) -> SessionErasure:

@@ -1,13 +1,18 @@
 """What the log has as text: plans, costs, trees of calls and sessions; tables of fixed columns."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+import typer
+
+from proxy.cli.services import Invocation
 from proxy.cli.terminal import WIDTH as WIDTH
-from proxy.cli.terminal import format_money, format_tokens, measure
+from proxy.cli.terminal import Screen, find_screen, format_money, format_tokens, measure, write
 from proxy.cli.terminal import make_plain as make_plain
 from proxy.cli.terminal import shorten as shorten
+from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
+from proxy.read.context import PlanDocument
 from proxy.read.sessions import Fork
 
 MARK, SIDE_MARK = "●", "○"
@@ -95,7 +100,19 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
     return _GAP.join(cells).rstrip()
 
 
-def format_plan(plan: Plan) -> Iterator[str]:
+T = TypeVar("T")
+
+
+def show(called: Invocation, found: T, tell: Callable[[T, Screen], str]) -> None:
+    """Write what a command has found: as JSON, or as text for the screen."""
+    screen = find_screen()
+    if called.as_json:
+        typer.echo(write_json(found), nl=False)
+    else:
+        write(tell(found, screen), screen)
+
+
+def format_plan(plan: Plan | PlanDocument) -> Iterator[str]:
     """Yield lines that describe the plan of a round. An unknown count has no line."""
     yield f"sent      {WAYS[plan.rung]}{', ' * bool(plan.epoch)}{plan.epoch}{_SIZES[plan.pressure]}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:
@@ -110,7 +127,7 @@ def format_plan(plan: Plan) -> Iterator[str]:
 def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[str, int]]:
     """Yield the lines of a tree of branches, each with the number of the exchange it stands for; 0 for an end.
 
-    A line per exchange, two columns per level:
+    A line per exchange, two columns per fork:
 
     ● 1       an exchange of the conversation
     ├─● 3     a branch that continues from the exchange above it, in place of the one below
@@ -123,24 +140,24 @@ def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[st
     # A stack in place of recursion: a session may have thousands of levels.
     pending: list[tuple[Fork, int, int]] = [(fork, 0, 0) for fork in reversed(after.get(0, []))]
     while pending:
-        fork, level, done = pending.pop()
-        indent = "│ " * min(level, _MAX_INDENT)
+        fork, depth, done = pending.pop()
+        indent = "│ " * min(depth, _MAX_INDENT)
         if done == len(fork.own):
             yield (
                 f"{indent}└ end {fork.branch.tip.hex()[:_TIP_DIGITS]}, {format_count(fork.branch.depth, 'message')}",
                 0,
             )
             continue
-        if level and not done:  # its first exchange shows where the branch begins
-            indent = "│ " * min(level - 1, _MAX_INDENT) + "├─"
+        if depth and not done:  # its first exchange shows where the branch begins
+            indent = "│ " * min(depth - 1, _MAX_INDENT) + "├─"
         n = fork.own[done]
         yield f"{indent}{SIDE_MARK if n in side else MARK} {n}", n
-        pending.append((fork, level, done + 1))
-        pending += [(child, level + 1, 0) for child in reversed(after.get(n, []))]
+        pending.append((fork, depth, done + 1))
+        pending += [(child, depth + 1, 0) for child in reversed(after.get(n, []))]
 
 
 def order_children(rows: Sequence[Child]) -> Iterator[tuple[Child, int]]:
-    """Yield sessions in their order, but each after the one that started it, with its level in that tree."""
+    """Yield sessions in their order, but each after the one that started it, with its depth in that tree."""
     listed = {row.id for row in rows}
     children: dict[str, list[Child]] = {}
     for row in rows:
@@ -154,8 +171,8 @@ def order_children(rows: Sequence[Child]) -> Iterator[tuple[Child, int]]:
 def _descend(root: Child, children: Mapping[str, Sequence[Child]], seen: set[str]) -> Iterator[tuple[Child, int]]:
     pending = [(root, 0)]
     while pending:
-        row, level = pending.pop()
+        row, depth = pending.pop()
         if row.id not in seen:
             seen.add(row.id)
-            yield row, min(level, _MAX_INDENT)
-            pending += [(child, level + 1) for child in reversed(children.get(row.id, []))]
+            yield row, min(depth, _MAX_INDENT)
+            pending += [(child, depth + 1) for child in reversed(children.get(row.id, []))]

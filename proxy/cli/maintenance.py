@@ -10,8 +10,13 @@ from typing import Annotated
 import typer
 
 from proxy.cli.formatting import make_plain
-from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+<<<<<<< HEAD
+from proxy.cli.services import READS, BranchOption, Invocation, SessionArgument, offers
 from proxy.cli.views.naming import read_session
+=======
+from proxy.cli.inspection.naming import read_session
+from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
 from proxy.config import ConfigError, Settings, find_memory_folder, load_settings
 from proxy.config.reference import make_schema, render_example
 from proxy.engine.memory.files import load_files
@@ -30,13 +35,11 @@ config = typer.Typer(
 _FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
 
-def verify(
-    context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
-) -> None:
+@offers("as_json", *READS)
+def verify(called: Invocation) -> None:
     """Check every digest and link of the log."""
-    services: Services = context.obj
-    found = services.read(data, config, lambda log: log.verify())
-    if as_json:
+    found = called.read(lambda log, _: log.verify())
+    if called.as_json:
         typer.echo(write_json(asdict(found)), nl=False)
     else:
         for fault in found.faults:
@@ -46,20 +49,19 @@ def verify(
     raise typer.Exit(1 if found.faults else 0)
 
 
+@offers(*READS)
 def backup(
-    context: typer.Context,
+    called: Invocation,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that does not exist yet.")],
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Copy the log to a file, also while the server runs."""
-    services: Services = context.obj
-    services.read(data, config, lambda log: log.backup(file))
+    called.read(lambda log, _: log.backup(file))
     typer.echo(f"wrote {file} ({file.stat().st_size} bytes)")
 
 
+@offers(*READS)
 def export(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     as_json: Annotated[bool, typer.Option("--json", help="One document with all exchanges. [default]")] = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="One exchange per line.")] = False,
@@ -78,15 +80,12 @@ def export(
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Write files there, with every body as its raw bytes."),
     ] = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Write a session with its requests and responses."""
-    services: Services = context.obj
     if as_json + as_jsonl + as_openai + as_memory > 1:
         raise typer.BadParameter("choose one of --json, --jsonl, --openai and --memory")
     if as_memory:
-        id, files = read_session(services, data, config, session, lambda log, _, id: load_files(log, id, branch))
+        id, files = read_session(called, session, lambda log, _, id: load_files(log, id, branch))
         typer.echo(f"wrote {write_memory(output or find_memory_folder(), id, files)}")
         return
     form: Form = "jsonl" if as_jsonl else "openai" if as_openai else "json"
@@ -104,7 +103,7 @@ def export(
                 target.write(piece)
         await _write_bodies(log, opened.read(), output)
 
-    read_session(services, data, config, session, query)
+    read_session(called, session, query)
     if output is not None:
         typer.echo(f"wrote {output}")
 

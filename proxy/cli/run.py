@@ -26,6 +26,7 @@ import typer
 
 from proxy.cli.clients import ClientPlan, ClientStart, list_files, plan_client, replace_own_address, start_client
 from proxy.cli.formatting import CAUSES, format_count, make_plain
+from proxy.cli.inspection.costs import format_net
 from proxy.cli.logs import Log
 from proxy.cli.serve import (
     AdminTokenOption,
@@ -37,8 +38,12 @@ from proxy.cli.serve import (
     ModeOption,
     name_upstream,
 )
-from proxy.cli.services import ConfigOption, DataOption, Services
+<<<<<<< HEAD
+from proxy.cli.services import ConfigOption, DataOption, Invocation, Services
 from proxy.cli.views.costs import format_net
+=======
+from proxy.cli.services import ConfigOption, DataOption, Services
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
@@ -278,12 +283,12 @@ class _Run:
         """Tell in the `with` block whether calls come, and of each epoch that is opened."""
         ending, start = threading.Event(), time.monotonic()
 
-        async def query(log: Log) -> tuple[bool, list[Epoch]]:
+        async def query(log: Log, settings: Settings) -> tuple[bool, list[Epoch]]:
             return notices.has_told or await has_call(since_ms, log), await list_epochs(since_ms, log)
 
         def look() -> None:
             with contextlib.suppress(ProxyError, OSError):
-                has_calls, epochs = self.services.read(target.settings.data, None, query)
+                has_calls, epochs = Invocation(self.services, target.settings.data).read(query)
                 for line in notices.tell(has_calls, epochs, time.monotonic() - start):
                     _say(line)
 
@@ -309,7 +314,7 @@ class _Run:
             _say(f"what this run came to cannot be read: {error}")
 
     def _read_totals(self, target: Target, since_ms: int) -> Totals:
-        async def query(log: Log) -> Totals:
+        async def query(log: Log, settings: Settings) -> Totals:
             inputs = await self.services.load_savings_inputs(target.settings)
             totals = await sum_up(log, inputs, since_ms)
             for _ in range(_MOST_SETTLES):
@@ -320,7 +325,7 @@ class _Run:
                     break
             return totals
 
-        return self.services.read(target.settings.data, None, query)
+        return Invocation(self.services, target.settings.data).read(query)
 
 
 @dataclass(slots=True)

@@ -6,15 +6,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from proxy.cli.services import (
-    ConfigOption,
-    DataOption,
-    HostOption,
-    PortOption,
-    Services,
-    TokenOption,
-    load_server_settings,
-)
+from proxy.cli.services import ASKS, READS, ConfigOption, DataOption, Invocation, Services, offers
 from proxy.config import load_settings
 from proxy.context.budget import AUTO_CEILING
 from proxy.model.exchange import Mode
@@ -104,20 +96,15 @@ def _find_host(url: str) -> str:
         return "upstream"
 
 
+@offers(*ASKS)
 def open_page(
-    context: typer.Context,
+    called: Invocation,
     is_printed: Annotated[
         bool, typer.Option("--print", help="Write the link, which holds the admin token, and open nothing.")
     ] = False,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Open the server's page in a browser."""
-    services: Services = context.obj
-    link = services.find_link(load_server_settings(config, data, host, port, admin_token))
+    link = called.services.find_link(called.load_server_settings())
     if is_printed:
         typer.echo(link)
     elif webbrowser.open(link):
@@ -128,7 +115,7 @@ def open_page(
         raise typer.Exit(1)
 
 
-def mcp(context: typer.Context, data: DataOption = None, config: ConfigOption = None) -> None:
+@offers(*READS)
+def mcp(called: Invocation) -> None:
     """Serve MCP on stdin and stdout, from the log."""
-    services: Services = context.obj
-    services.serve_mcp(load_settings(config, {"data": data}))
+    called.services.serve_mcp(load_settings(called.config, {"data": called.data}))

@@ -1,4 +1,7 @@
-"""The functions that commands call, given as values so that a test can replace them, and the options they share."""
+"""The functions that commands call, given as values so that a test can replace them, and the options they share.
+
+A command names the options that it shares with others (`offers`), and gets their values in one value, its `Invocation`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -32,14 +37,6 @@ ConfigOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Directory of the log. [default: ~/.palimpsest]")
 ]
-HostOption = Annotated[str | None, typer.Option("--host", help="Address of the server. [default: 127.0.0.1]")]
-PortOption = Annotated[
-    int | None, typer.Option("--port", help="Port of the server. [default: that of the server on this data directory]")
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option("--admin-token", metavar="T", help="Admin token of the server. [default: in the data directory]"),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 SessionArgument = Annotated[
     str, typer.Argument(metavar="SESSION", help="A session: its id or a prefix of it, its name, or its client's.")
@@ -49,6 +46,12 @@ BranchOption = Annotated[
 ]
 MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
 _FAILED = 400
+
+
+READS = ("data", "config")
+"""The options of a command that reads the log."""
+ASKS = ("host", "port", "admin_token", *READS)
+"""The options of a command that asks the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +91,47 @@ class Services:
     diagnose: Callable[..., Diagnosis]
     run_trial: Callable[..., Any]
 
-    def read(self, data: Path | None, config: Path | None, query: Callable[[Log], Awaitable[T]]) -> T:
-        """Return what `query` finds in the log that the options and settings name."""
-        return self.read_with_settings(data, config, lambda log, _: query(log))
 
-    def search(self, data: Path | None, config: Path | None, query: Callable[[Log, CommandIndex], Awaitable[T]]) -> T:
-        """Return what `query` finds in the log and its index."""
-        settings = load_settings(config, {"data": data})
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A command that was called: the functions that it may call, and the values of options that it shares with others.
+
+    Without the options `host` and `port` the server is the one on the data directory.
+    """
+
+    services: Services
+    data: DataOption = None
+    config: ConfigOption = None
+    as_json: JsonOption = False
+    host: Annotated[str | None, typer.Option("--host", help="Address of the server. [default: 127.0.0.1]")] = None
+    port: Annotated[
+        int | None,
+        typer.Option("--port", help="Port of the server. [default: that of the server on this data directory]"),
+    ] = None
+    admin_token: Annotated[
+        str | None,
+        typer.Option("--admin-token", metavar="T", help="Admin token of the server. [default: in the data directory]"),
+    ] = None
+
+    def read(self, query: Callable[[Log, Settings], Awaitable[T]]) -> T:
+        """Return what `query` finds in the log that the options and settings name."""
+        settings = load_report_settings(self.config, self.data)
 
         async def run() -> T:
-            log, index = self.open_log(settings), self.open_index(settings)
+            log = self.services.open_log(settings)
+            try:
+                return await query(log, settings)
+            finally:
+                await log.close()
+
+        return asyncio.run(run())
+
+    def search(self, query: Callable[[Log, CommandIndex], Awaitable[T]]) -> T:
+        """Return what `query` finds in the log and its index."""
+        settings = load_settings(self.config, {"data": self.data})
+
+        async def run() -> T:
+            log, index = self.services.open_log(settings), self.services.open_index(settings)
             try:
                 return await query(log, index)
             finally:
@@ -106,34 +140,36 @@ class Services:
 
         return asyncio.run(run())
 
-    def read_with_settings(
-        self, data: Path | None, config: Path | None, query: Callable[[Log, Settings], Awaitable[T]]
-    ) -> T:
-        """Return what `query` finds in the log, where it depends on the settings too."""
-        settings = load_report_settings(config, data)
+    def load_server_settings(self) -> Settings:
+        """Return the settings of a command that talks to the running server.
 
-        async def run() -> T:
-            log = self.open_log(settings)
-            try:
-                return await query(log, settings)
-            finally:
-                await log.close()
-
-        return asyncio.run(run())
+        With a host, the port is the one in the settings, not the one that a server on this machine listens on.
+        """
+        server = {"server.host": self.host, "server.port": self.port, "server.admin_token": self.admin_token}
+        flags = {"data": self.data, **server}
+        settings = load_settings(self.config, flags)
+        if self.host is not None and self.port is None:
+            settings = load_settings(self.config, {**flags, "server.port": settings.server.port})
+        return settings
 
 
-def load_server_settings(
-    config: Path | None, data: Path | None, host: str | None, port: int | None, admin_token: str | None
-) -> Settings:
-    """Return the settings of a command that talks to the running server.
+def offers(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options of an `Invocation`, behind its own; it gets that as its first argument."""
+    options = signature(Invocation, eval_str=True).parameters
 
-    With a host, the port is the one in the settings, not the one that a server on this machine listens on.
-    """
-    flags = {"data": data, "server.host": host, "server.port": port, "server.admin_token": admin_token}
-    settings = load_settings(config, flags)
-    if host is not None and port is None:
-        settings = load_settings(config, {**flags, "server.port": settings.server.port})
-    return settings
+    def extend(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(context: typer.Context, **given: Any) -> None:
+            shared = {name: given.pop(name) for name in names}
+            command(Invocation(context.obj, **shared), **given)
+
+        _, *own = signature(command, eval_str=True).parameters.values()
+        context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        told = (each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*own, *(options[name] for name in names)))
+        vars(call).update(__signature__=Signature([context, *told]))
+        return call
+
+    return extend
 
 
 class ServerRefused(ProxyError):

@@ -15,15 +15,12 @@ import typer
 
 from proxy.cli.formatting import CAUSES, WAYS, format_count, make_plain
 from proxy.cli.services import (
-    ConfigOption,
-    DataOption,
-    HostOption,
+    ASKS,
+    Invocation,
     JsonOption,
-    PortOption,
     Services,
-    TokenOption,
     find_reason,
-    load_server_settings,
+    offers,
     parse_object,
 )
 from proxy.config import Settings
@@ -115,8 +112,9 @@ class EventParser:
         self._rest = b""
 
 
+@offers(*ASKS)
 def tail(
-    context: typer.Context,
+    called: Invocation,
     session: Annotated[
         str, typer.Argument(metavar="[SESSION]", help="Only this session: its id, a prefix of it, or its name.")
     ] = "",
@@ -125,20 +123,14 @@ def tail(
         bool, typer.Option("--all", help="Starts of calls and messages, too, and calls that are no conversation.")
     ] = False,
     no_color: Annotated[str, typer.Option(envvar="NO_COLOR", hidden=True)] = "",
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Follow calls and contexts live, until Ctrl-C."""
-    settings = load_server_settings(config, data, host, port, admin_token)
     query = [("session", session)] if session else []
     if not is_all:
         query.append(("type", ",".join(map(name_type, _DEFAULT))))
     write = _write_json if as_json else EventWriter(is_all=is_all, color=False if no_color else None).write
     try:
-        _follow(context.obj, settings, query, write)
+        _follow(called.services, called.load_server_settings(), query, write)
     except KeyboardInterrupt:
         raise typer.Exit from None
 

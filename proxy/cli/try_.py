@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from proxy.cli.formatting import format_count, format_table, make_plain, shorten
-from proxy.cli.services import ConfigOption, JsonOption, Services
+from proxy.cli.services import Invocation, offers
 from proxy.config import load_settings
 from proxy.context.pricing import Cost
 from proxy.engine.recorded.documents import write_json
@@ -20,8 +20,9 @@ _TITLE_WIDTH, _MODEL_WIDTH = 30, 20
 _ESTIMATED = "*"
 
 
+@offers("as_json", "config")
 def try_(
-    context: typer.Context,
+    called: Invocation,
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="[PATH]...", help="Transcripts, or directories of them.")
     ] = None,
@@ -31,23 +32,22 @@ def try_(
     ceiling: Annotated[
         str | None, typer.Option(metavar="TOKENS", help="Most tokens of a request. [default: as in the settings]")
     ] = None,
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
 ) -> None:
     """Estimate what managing would have saved.
 
     Reads the transcripts of clients, offline. Without a PATH those of Claude Code, codex, opencode, qwen-code, cline
     and aider are sought where they keep them.
     """
-    services: Services = context.obj
-    settings = load_settings(config, {"budget.ceiling_tokens": ceiling})
-    found: Trial = services.run_trial(settings, paths or [], limit, keep, _show_progress)
+    settings = load_settings(called.config, {"budget.ceiling_tokens": ceiling})
+    found: Trial = called.services.run_trial(settings, paths or [], limit, keep, _show_progress)
     if sys.stderr.isatty():
         typer.echo("\r\033[K", nl=False, err=True)
     if report is not None:
         report.write_text(write_page(found), "utf-8")
-    typer.echo(write_json(describe_trial(found)) if as_json else make_plain(format_trial(found)), nl=not as_json)
-    if report is not None and not as_json:
+    typer.echo(
+        write_json(describe_trial(found)) if called.as_json else make_plain(format_trial(found)), nl=not called.as_json
+    )
+    if report is not None and not called.as_json:
         typer.echo(f"\nThe page: {report}")
 
 

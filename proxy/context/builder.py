@@ -106,12 +106,12 @@ _GIANT_SHARE = 0.2
 # The user's second newest turn shows more than one of its forms, with notes, where it has so many tokens more.
 _LEAST_MORE = 100
 # Texts and values above this size are trimmed when protection gives way: a share of the usable tokens, at least so many
-# tokens, and the tokens at the last level.
+# tokens, and the tokens at the last of these.
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
 
 
-class _ProtectionLevel(Value):
-    """A level of protection: how much of a conversation stays."""
+class _Protection(Value):
+    """How much of a conversation stays."""
 
     groups: int  # newest groups with calls
     users: float = 1.0  # the share of their budget that older user turns may use
@@ -122,27 +122,27 @@ class _ProtectionLevel(Value):
     has_reports: bool = False  # whether summaries are sent; a provider's own compaction is wherever it fits
 
 
-# In the order in which protection gives way. From the second level on protection gives way.
-_LEVELS = (
-    _ProtectionLevel(RECENT_GROUPS, has_giants=True, has_reports=True),
-    _ProtectionLevel(RECENT_GROUPS, has_reports=True),
-    _ProtectionLevel(MIN_GROUPS),
-    _ProtectionLevel(MIN_GROUPS, gives_way=True),
-    _ProtectionLevel(MIN_GROUPS, 0.5, gives_way=True),
-    _ProtectionLevel(MIN_GROUPS, 0.25, gives_way=True),
-    _ProtectionLevel(MIN_GROUPS, 0.25, is_bare=True, gives_way=True),
+# In the order in which protection gives way. From the second one on protection gives way.
+_PROTECTIONS = (
+    _Protection(RECENT_GROUPS, has_giants=True, has_reports=True),
+    _Protection(RECENT_GROUPS, has_reports=True),
+    _Protection(MIN_GROUPS),
+    _Protection(MIN_GROUPS, gives_way=True),
+    _Protection(MIN_GROUPS, 0.5, gives_way=True),
+    _Protection(MIN_GROUPS, 0.25, gives_way=True),
+    _Protection(MIN_GROUPS, 0.25, is_bare=True, gives_way=True),
 )
 # What is sent where all that is too much, and the tokens above which texts of the assistant are trimmed then (0: as
 # many as before).
-_LAST_LEVELS = (
-    (_LEVELS[-1], 0),
-    (_ProtectionLevel(0, 0.0, is_bare=True), _LONG_LAST),
-    (_ProtectionLevel(0, 0.0, 0.0, is_bare=True), _LONG_LAST),
+_LAST_PROTECTIONS = (
+    (_PROTECTIONS[-1], 0),
+    (_Protection(0, 0.0, is_bare=True), _LONG_LAST),
+    (_Protection(0, 0.0, 0.0, is_bare=True), _LONG_LAST),
 )
 
 
 class _KeptMessages(Value):
-    """The messages that stay at a level of protection."""
+    """The messages that stay under a protection."""
 
     least: int  # the first step of the tail
     staying: frozenset[int]  # older steps that stay
@@ -185,205 +185,208 @@ class ContextBuilder:
         self._parse = parse if policy.files.outline else None
         self._fit_message = partial(fit_message, count=count, parse=self._parse)
 
-    def build(self, view: PlanRequest) -> ContextPlan:
+    def build(self, request: PlanRequest) -> ContextPlan:
         """Plan an epoch that begins with this request."""
-        index = index_conversation(view, self._policy, self._find)
-        if view.strategy == "turns" and (plan := plan_turns(view, index, self._policy.turns, self._count)):
+        index = index_conversation(request, self._policy, self._find)
+        if request.strategy == "turns" and (plan := plan_turns(request, index, self._policy.turns, self._count)):
             return plan
-        if view.strategy == "snapshot":
+        if request.strategy == "snapshot":
             if plan := plan_snapshot(
-                view, index, self._policy.snapshot, self._count, self.build, prune=self._prune_led
+                request, index, self._policy.snapshot, self._count, self.build, prune=self._prune_led
             ):
                 return plan
-            view = without_memory(view)
-        words = list_user_forms(view, index, self._count, parse=self._parse)
-        shown = self._show_all_new(view, index, words)
-        return shown or self._fit(view, *self._replace_large(view, index, words), "plan")
+            request = without_memory(request)
+        words = list_user_forms(request, index, self._count, parse=self._parse)
+        shown = self._show_all_new(request, index, words)
+        return shown or self._fit(request, *self._replace_large(request, index, words), "plan")
 
-    def minimal(self, view: PlanRequest) -> ContextPlan:
+    def minimal(self, request: PlanRequest) -> ContextPlan:
         """Plan a minimal epoch in time linear in the messages' text. Its ledger describes steps but quotes no lines."""
-        index = index_conversation(view, self._policy, extract_features_without_identifiers)
-        words = list_user_forms(view, index, self._count, has_blocks=False)
-        return self._fit(view, *self._replace_large(view, index, words), "minimal")
+        index = index_conversation(request, self._policy, extract_features_without_identifiers)
+        words = list_user_forms(request, index, self._count, has_blocks=False)
+        return self._fit(request, *self._replace_large(request, index, words), "minimal")
 
-    def _show_all_new(self, view: PlanRequest, index: ConversationIndex, words: UserForms) -> ContextPlan | None:
+    def _show_all_new(self, request: PlanRequest, index: ConversationIndex, words: UserForms) -> ContextPlan | None:
         """Return the plan in which all messages that were never sent stay.
 
         Return None if these are no more than the unanswered ones, or if the plan leaves too little room to go on.
         """
-        shown = index if view.growth else with_unsent(index, view.sent)
+        shown = index if request.growth else with_unsent(index, request.sent)
         if shown is index:
             return None
-        shown, words = self._replace(shown, words, self._outline_large(view, shown))
-        kept = self._keep(view, shown, words, _LEVELS[0])
-        if view.budget.is_ceiling_unreachable(view.head + kept.tokens):
+        shown, words = self._replace(shown, words, self._outline_large(request, shown))
+        kept = self._keep(request, shown, words, _PROTECTIONS[0])
+        if request.budget.is_ceiling_unreachable(request.head + kept.tokens):
             return None
-        draft = self._draft(view, shown, _LEVELS[0], kept, "plan", most=_FULL * view.budget.usable)
-        return make_plan(view, shown, draft, "plan")
+        draft = self._draft(request, shown, _PROTECTIONS[0], kept, "plan", most=_FULL * request.budget.usable)
+        return make_plan(request, shown, draft, "plan")
 
-    def _fit(self, view: PlanRequest, index: ConversationIndex, words: UserForms, rung: Rung) -> ContextPlan:
-        """Return the plan of the first level of protection that leaves enough room to go on and for a ledger."""
-        usable = view.budget.usable
-        freed = _TARGETS[min(view.depth, len(_TARGETS) - 1)] * usable
-        giants = trim_giants(view, index, _GIANT_SHARE, self._count)
-        start = index.find_start(find_tail_step(index, RECENT_GROUPS - bool(view.growth)))
+    def _fit(self, request: PlanRequest, index: ConversationIndex, words: UserForms, rung: Rung) -> ContextPlan:
+        """Return the plan of the first protection that leaves enough room to go on and for a ledger."""
+        usable = request.budget.usable
+        freed = _TARGETS[min(request.depth, len(_TARGETS) - 1)] * usable
+        giants = trim_giants(request, index, _GIANT_SHARE, self._count)
+        start = index.find_start(find_tail_step(index, RECENT_GROUPS - bool(request.growth)))
         whole = self._replace(index, words, {place: made for place, made in giants.items() if place < start})
         index, words = self._replace(index, words, giants)
         wished = 0
-        for number, level in enumerate(_LEVELS):
-            shown, forms = whole if level.has_giants else (index, words)
-            is_whole = not number and not view.depth
+        for number, protection in enumerate(_PROTECTIONS):
+            shown, forms = whole if protection.has_giants else (index, words)
+            is_whole = not number and not request.depth
             most = freed if is_whole else freed - _LEDGER_NEXT * usable
-            if level.gives_way:
-                kept = self._give_way(view, shown, forms, level, most=most)
+            if protection.gives_way:
+                kept = self._give_way(request, shown, forms, protection, most=most)
             else:
-                kept = self._keep(view, shown, forms, level)
-            wished = wished or view.head + kept.tokens
-            if view.head + kept.tokens > most:
+                kept = self._keep(request, shown, forms, protection)
+            wished = wished or request.head + kept.tokens
+            if request.head + kept.tokens > most:
                 continue
             most = _FULL * usable if is_whole else freed
-            draft = self._draft(view, shown, level, kept, rung, most=most, wished=0 if is_whole else wished)
-            return make_plan(view, shown, draft, rung, wished)
-        return make_plan(view, index, self._give_up(view, index, words, freed, rung), rung, wished)
+            draft = self._draft(request, shown, protection, kept, rung, most=most, wished=0 if is_whole else wished)
+            return make_plan(request, shown, draft, rung, wished)
+        return make_plan(request, index, self._give_up(request, index, words, freed, rung), rung, wished)
 
     def _give_up(
-        self, view: PlanRequest, index: ConversationIndex, words: UserForms, most: float, rung: Rung
+        self, request: PlanRequest, index: ConversationIndex, words: UserForms, most: float, rung: Rung
     ) -> PlanDraft:
-        """Return a draft at the last levels in which messages are replaced until `most` tokens are left."""
-        usable = view.budget.usable
-        for level, kept_whole in _LAST_LEVELS:
+        """Return a draft under the last protections in which messages are replaced until `most` tokens are left."""
+        usable = request.budget.usable
+        for protection, kept_whole in _LAST_PROTECTIONS:
             left = most - _LEDGER_LEAST * usable
-            kept = self._give_way(view, index, words, level, most=left, kept_whole=kept_whole)
-            draft = self._draft(view, index, level, kept, rung, most=most)
-            if view.head + draft.tokens <= view.budget.high:
+            kept = self._give_way(request, index, words, protection, most=left, kept_whole=kept_whole)
+            draft = self._draft(request, index, protection, kept, rung, most=most)
+            if request.head + draft.tokens <= request.budget.high:
                 return draft
         # Messages that no model has seen are only replaced if the request would be refused otherwise.
-        fitting = view.budget.high if view.must_fit else view.budget.find_room()
+        fitting = request.budget.high if request.must_fit else request.budget.find_room()
         if fitting is None:
             return draft
-        return shrink_draft(view, index, draft, self._list_last_ways(index, draft), most=fitting, count=self._count)
+        return shrink_draft(request, index, draft, self._list_last_ways(index, draft), most=fitting, count=self._count)
 
     def _give_way(
         self,
-        view: PlanRequest,
+        request: PlanRequest,
         index: ConversationIndex,
         words: UserForms,
-        level: _ProtectionLevel,
+        protection: _Protection,
         *,
         most: float,
         kept_whole: int = 0,
     ) -> _KeptMessages:
-        """Return what stays at a level, with messages replaced until the request has `most` tokens.
+        """Return what stays under a protection, with messages replaced until the request has `most` tokens.
 
         These are texts of the assistant that are long, or above `kept_whole` tokens, and outputs that a model has seen,
-        then, where the level allows it, the prose of the user's second newest turn: of this as much stays as there is
-        room for.
+        then, where the protection allows it, the prose of the user's second newest turn: of this as much stays as there
+        is room for.
         """
-        kept = self._keep(view, index, words, level)
-        kept_whole = kept_whole or max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
+        kept = self._keep(request, index, words, protection)
+        kept_whole = kept_whole or max(_LONG_LEAST, int(_LONG_SHARE * request.budget.usable))
         draft = PlanDraft(kept.least, kept.staying, Ledger(), kept.marked, tokens=kept.tokens)
-        ways = self._list_ways(view, index, draft, kept_whole, view.head + kept.tokens - most)
-        draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
+        ways = self._list_ways(request, index, draft, kept_whole, request.head + kept.tokens - most)
+        draft = shrink_draft(request, index, draft, ways, most=most, count=self._count)
         marked, tokens = dict(draft.marked), draft.tokens
-        for i, forms in words.second.items() if level.is_bare else ():
-            spoken, shortest = find_spoken(index, i), find_shortest(forms, level.floor * view.budget.usable)
+        for i, forms in words.second.items() if protection.is_bare else ():
+            spoken, shortest = find_spoken(index, i), find_shortest(forms, protection.floor * request.budget.usable)
             place = spoken[0] if spoken else index.steps[i].start
             before = count_saved_tokens(index, {place: marked[place]} if place in marked else {}, self._count)
             now = index.steps[i].tokens - before
-            left = max(shortest.tokens, now - (view.head + tokens - most))
+            left = max(shortest.tokens, now - (request.head + tokens - most))
             if left >= now or not shortest.edits:
                 continue
             form = next((each for each in forms if each.tokens <= left), shortest)
             if not spoken and can_be_cut(index, place) and left - form.tokens >= _LEAST_MORE:
-                marked[place] = self._fit_message(view, index, place, left)
+                marked[place] = self._fit_message(request, index, place, left)
             else:
                 marked |= list_shortened([form])
             tokens -= count_saved_tokens(index, {place: marked[place]}, self._count) - before
         return replace(kept, marked=marked, tokens=tokens)
 
     def _keep(
-        self, view: PlanRequest, index: ConversationIndex, words: UserForms, level: _ProtectionLevel
+        self, request: PlanRequest, index: ConversationIndex, words: UserForms, protection: _Protection
     ) -> _KeptMessages:
-        """Return the messages that stay at a level in any case."""
-        least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
+        """Return the messages that stay under a protection in any case."""
+        least = find_tail_step(index, max(0, protection.groups - bool(request.growth)))  # the next request adds a group
         older = choose_older_forms(
-            view, index, words.older, least, share=level.users, floor=level.floor, pasted=words.pasted
+            request, index, words.older, least, share=protection.users, floor=protection.floor, pasted=words.pasted
         )
-        room = level.users * (WHOLE_SHARE + HEADS_SHARE) * view.budget.usable
+        room = protection.users * (WHOLE_SHARE + HEADS_SHARE) * request.budget.usable
         older, answers = keep_pairs(index, older, least, room)
-        second = [find_bare(forms) for forms in words.second.values()] if level.is_bare else ()
+        second = [find_bare(forms) for forms in words.second.values()] if protection.is_bare else ()
         staying = add_paired(index, least, index.newest | index.fixed | answers | {each.step for each in older.shown})
         closed = frozenset(output for _, output in index.pairs if output < least) - staying
-        pruned = self._prune_led(view, index, [i for i in staying if i < least])
+        pruned = self._prune_led(request, index, [i for i in staying if i < least])
         marked = {**words.large, **pruned, **list_shortened((*older.shown, *second))}
         tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
         cut = {each.step: index.steps[each.step].tokens - each.tokens for each in older.shown if each.is_cut}
         missing = dict.fromkeys(staying, 0) | cut
         return _KeptMessages(least, staying, closed, marked, older.spare, tokens, missing)
 
-    def _prune_led(self, view: PlanRequest, index: ConversationIndex, old: Iterable[int]) -> dict[int, ReplacedMessage]:
+    def _prune_led(
+        self, request: PlanRequest, index: ConversationIndex, old: Iterable[int]
+    ) -> dict[int, ReplacedMessage]:
         """Return tombstones for the outputs of steps that stay for what leads to, or is beside, these outputs."""
         led = [i for i in sorted(old) if _is_led(index, i)]
         outputs = [place for i in led for place in list_large_outputs(index, i) if can_be_pruned(index, place)]
-        return {place: prune_led(view, index, place) for place in outputs}
+        return {place: prune_led(request, index, place) for place in outputs}
 
     def _draft(
         self,
-        view: PlanRequest,
+        request: PlanRequest,
         index: ConversationIndex,
-        level: _ProtectionLevel,
+        protection: _Protection,
         kept: _KeptMessages,
         rung: Rung,
         *,
         most: float,
         wished: int = 0,
     ) -> PlanDraft:
-        """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps.
+        """Draft a plan of at most `most` tokens: what stays under a protection, a ledger of the rest, and more steps.
 
         Where more was to stay, `wished` tokens with the preamble, what gave way leaves its room to more steps.
         """
-        goal = view.goal or view.budget
-        low = min(goal.compute_low_mark(max(wished, view.head + kept.tokens)), most) - view.growth
+        goal = request.goal or request.budget
+        low = min(goal.compute_low_mark(max(wished, request.head + kept.tokens)), most) - request.growth
         scale = min(1, goal.usable / _LEDGER_FULL) ** 2
         room = _LEDGER_TOKENS * scale + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
-        compacted = choose_compaction(view)
+        compacted = choose_compaction(request)
         beside = sum(each.tokens for each in compacted)
-        if not level.has_reports and view.head + kept.tokens + beside > most - _LEDGER_NEXT * view.budget.usable:
+        usable = request.budget.usable
+        if not protection.has_reports and request.head + kept.tokens + beside > most - _LEDGER_NEXT * usable:
             compacted, beside = (), 0
-        beside += compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
+        beside += compute_summaries_budget(usable) if protection.has_reports and request.reports else 0
         top = min(most, max(low, (_FULL - _LEDGER_SPARED * (1 - scale)) * goal.usable))
-        room = max(_LEDGER_LEAST * goal.usable, min(room, top - view.head - kept.tokens - beside))
-        carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
-        reports = (*compacted, *(choose_summaries(view, carried) if level.has_reports else ()))
+        room = max(_LEDGER_LEAST * goal.usable, min(room, top - request.head - kept.tokens - beside))
+        carried = carry_ledgers(index, request.frozen, kept.least, room, self._count)
+        reports = (*compacted, *(choose_summaries(request, carried) if protection.has_reports else ()))
         told = sum(count_report(each, self._count) for each in reports)
-        others = view.head + kept.tokens + room + carried.reported + told
+        others = request.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
-        if view.goal is None:
+        if request.goal is None:
             # No ledger is needed where all steps fit.
             rest = extend_tail(index, kept.least, kept.missing, carried.told | kept.closed, low - others + room)
             free = free if rest else low - others + room
-        steps = self._choose_steps(view, index, kept, carried.told, free)
-        ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
+        steps = self._choose_steps(request, index, kept, carried.told, free)
+        ledger = self._write_ledger(request, index, kept, carried, steps, rung=rung)
         unused = carried.room - ledger.tokens
         if steps.tail and low - (others - unused) > free + _LEFT_SHARE * goal.usable:
-            steps = self._choose_steps(view, index, kept, carried.told, low - (others - unused))
-            ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
+            steps = self._choose_steps(request, index, kept, carried.told, low - (others - unused))
+            ledger = self._write_ledger(request, index, kept, carried, steps, rung=rung)
         gone = set(range(steps.tail)) - kept.staying - carried.told
         told_otherwise = sum(index.steps[i].tokens for i in gone) + sum(kept.missing.values())
         if not carried.ledgers and told_otherwise <= ledger.tokens:
             steps = replace(steps, tail=0)
-            ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
+            ledger = self._write_ledger(request, index, kept, carried, steps, rung=rung)
         marked = {**_select_marked(index, kept, steps), **steps.marked}
         for place, words in ledger.words.items():
-            marked[place] = name_words(view, index, place, words, kept.marked.get(place))
+            marked[place] = name_words(request, index, place, words, kept.marked.get(place))
         reports = reports if ledger.sections else ()
         draft = PlanDraft(steps.tail, kept.staying, ledger, marked, carried, reports, 0, kept.tokens)
         draft = replace(draft, tokens=count_draft(index, draft, self._count))
-        return self._fill(view, index, draft, low - view.head)
+        return self._fill(request, index, draft, low - request.head)
 
     def _choose_steps(
-        self, view: PlanRequest, index: ConversationIndex, kept: _KeptMessages, told: frozenset[int], room: float
+        self, request: PlanRequest, index: ConversationIndex, kept: _KeptMessages, told: frozenset[int], room: float
     ) -> _ChosenSteps:
         """Choose the steps before those that stay that are sent, too, in `room` tokens.
 
@@ -391,21 +394,21 @@ class ContextBuilder:
         their outputs.
         """
         told |= kept.closed
-        for_pruned = min(max(room, 0.0), _TOMBSTONES_SHARE * (view.goal or view.budget).usable)
+        for_pruned = min(max(room, 0.0), _TOMBSTONES_SHARE * (request.goal or request.budget).usable)
         tail = extend_tail(index, kept.least, kept.missing, told, room)
         if tail:
             tail = extend_tail(index, kept.least, kept.missing, told, room - for_pruned)
-        superseded = prune_superseded(view, index, self._policy.pruning, range(tail, kept.least), self._count)
+        superseded = prune_superseded(request, index, self._policy.pruning, range(tail, kept.least), self._count)
         if superseded and tail:
             room += count_saved_tokens(index, superseded, self._count)
             tail = extend_tail(index, kept.least, kept.missing, told, room - for_pruned)
-            superseded = prune_superseded(view, index, self._policy.pruning, range(tail, kept.least), self._count)
-        tail, pruned = self._prune_before(view, index, tail, kept.staying | told, for_pruned)
+            superseded = prune_superseded(request, index, self._policy.pruning, range(tail, kept.least), self._count)
+        tail, pruned = self._prune_before(request, index, tail, kept.staying | told, for_pruned)
         return _ChosenSteps(tail, superseded | pruned, frozenset(pruned))
 
     def _write_ledger(
         self,
-        view: PlanRequest,
+        request: PlanRequest,
         index: ConversationIndex,
         kept: _KeptMessages,
         carried: CarriedLedgers,
@@ -419,14 +422,14 @@ class ContextBuilder:
         shortened = {place: marked[place].edit.text for place in others}
         shortened |= {place: text for place, text in said.items() if text is not None}
         tombstones = {place for place in marked.keys() - others if marked[place].edit.kind == "tombstone"}
-        sent = {place: find_sent_form(view, place, is_tombstone=True) for place in tombstones}
+        sent = {place: find_sent_form(request, place, is_tombstone=True) for place in tombstones}
         named = {place: form.edit.text for place, form in sent.items() if form is not None}
         pruned = steps.pruned | (tombstones - named.keys())
         scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, pruned, named)
-        return build_ledger(view, index, scope, self._count)
+        return build_ledger(request, index, scope, self._count)
 
     def _prune_before(
-        self, view: PlanRequest, index: ConversationIndex, tail: int, closed: frozenset[int], room: float
+        self, request: PlanRequest, index: ConversationIndex, tail: int, closed: frozenset[int], room: float
     ) -> tuple[int, dict[int, ReplacedMessage]]:
         """Return the step from which on steps are sent with tombstones in place of outputs, and these tombstones.
 
@@ -435,7 +438,7 @@ class ContextBuilder:
         marked: dict[int, ReplacedMessage] = {}
         while tail and tail - 1 not in closed:
             step = index.steps[tail - 1]
-            made = {place: prune_output(view, index, place) for place in list_large_outputs(index, tail - 1)}
+            made = {place: prune_output(request, index, place) for place in list_large_outputs(index, tail - 1)}
             room -= step.tokens - count_saved_tokens(index, made, self._count)
             if room < 0:
                 break
@@ -444,11 +447,11 @@ class ContextBuilder:
         return tail, marked
 
     def _replace_large(
-        self, view: PlanRequest, index: ConversationIndex, words: UserForms
+        self, request: PlanRequest, index: ConversationIndex, words: UserForms
     ) -> tuple[ConversationIndex, UserForms]:
         """Return the index, and the forms, with what replaces messages that are too large to be sent whole."""
-        index, words = self._replace(index, words, self._cut_new(view, index, words))
-        return self._replace(index, words, self._outline_large(view, index))
+        index, words = self._replace(index, words, self._cut_new(request, index, words))
+        return self._replace(index, words, self._outline_large(request, index))
 
     def _replace(
         self, index: ConversationIndex, words: UserForms, large: Mapping[int, ReplacedMessage]
@@ -456,13 +459,13 @@ class ContextBuilder:
         words = replace(words, large={**words.large, **large})
         return replace_messages(index, large, self._count), words
 
-    def _cut_new(self, view: PlanRequest, index: ConversationIndex, words: UserForms) -> dict[int, ReplacedMessage]:
+    def _cut_new(self, request: PlanRequest, index: ConversationIndex, words: UserForms) -> dict[int, ReplacedMessage]:
         """Return what replaces the largest of the new messages if they do not fit below the ceiling.
 
         These are the user's newest turn and what no model has seen. The others stay whole. Beside them there is room
         for what the user's words have in any case, and for the shortest form of the second newest turn.
         """
-        usable, last = view.budget.usable, find_last_turn(index)
+        usable, last = request.budget.usable, find_last_turn(index)
         must = {i for i in range(len(index.steps)) if i >= index.fresh or i in last or i in index.fixed}
         tokens = {place: index.messages[place].tokens for i in must for place in index.steps[i].places}
         loose = {place for place in tokens if place not in index.bound and can_be_cut(index, place)}
@@ -471,12 +474,12 @@ class ContextBuilder:
             tokens[place] if place in index.bound else min(_LONG_LEAST * count_values(index, place), tokens[place])
             for place in tokens.keys() - loose
         )
-        others = view.head + sum(trimmed)
+        others = request.head + sum(trimmed)
         least = others + sum(tokens[place] for place in loose)
-        beside = self._count_words(view, index, words, must)
+        beside = self._count_words(request, index, words, must)
         if not usable or (least <= (1 - _LEDGER_NEXT) * usable and least + beside <= (1 - _LEDGER_LEAST) * usable):
             return {}
-        sent = {place: made for place in loose if (made := find_sent_form(view, place))}
+        sent = {place: made for place in loose if (made := find_sent_form(request, place))}
         recent = sum(step.tokens for step in index.steps[find_tail_step(index, RECENT_GROUPS) : index.fresh])
         cut = sum(tokens[place] for place in loose) - count_saved_tokens(index, sent, self._count)
         if sent and others + recent + cut + beside <= _TARGETS[0] * usable:
@@ -484,33 +487,33 @@ class ContextBuilder:
         needed = others + beside + (_NEW_LEAST + _LEDGER_NEXT - 1) * usable
         room = max(_NEW_SHARE * usable - others - beside, _NEW_LEAST * usable - max(0, min(beside, needed)))
         most = find_cap((tokens[place] for place in loose), room)
-        return {place: self._cut(view, index, place, most) for place in sorted(loose) if tokens[place] > most}
+        return {place: self._cut(request, index, place, most) for place in sorted(loose) if tokens[place] > most}
 
     def _count_words(
-        self, view: PlanRequest, index: ConversationIndex, words: UserForms, must: Collection[int]
+        self, request: PlanRequest, index: ConversationIndex, words: UserForms, must: Collection[int]
     ) -> float:
         """Count the tokens that the user's words need at the least, without those of the steps that `must` stay."""
-        older = choose_older_forms(view, index, words.older, len(index.steps), share=0.0)
+        older = choose_older_forms(request, index, words.older, len(index.steps), share=0.0)
         needed = sum(each.tokens for each in older.shown if each.step not in must)
-        room = WHOLE_SHARE * view.budget.usable - sum(index.steps[i].tokens for i in find_last_turn(index))
+        room = WHOLE_SHARE * request.budget.usable - sum(index.steps[i].tokens for i in find_last_turn(index))
         second = {i: forms for i, forms in words.second.items() if i not in must}
         return needed + sum(forms[0 if forms[0].tokens <= room else -1].tokens for forms in second.values())
 
-    def _cut(self, view: PlanRequest, index: ConversationIndex, place: int, most: float) -> ReplacedMessage:
+    def _cut(self, request: PlanRequest, index: ConversationIndex, place: int, most: float) -> ReplacedMessage:
         """Return what replaces a large message in about `most` tokens: as the active plan has it if that fits."""
-        sent = find_sent_form(view, place)
+        sent = find_sent_form(request, place)
         if sent is not None and self._count(sent.edit.text) + MESSAGE_FRAME <= most:
             return sent
         cut = self._outline if index.messages[place].structure.role == "tool" else self._fit_message
-        return cut(view, index, place, most)
+        return cut(request, index, place, most)
 
-    def _outline_large(self, view: PlanRequest, index: ConversationIndex) -> dict[int, ReplacedMessage]:
+    def _outline_large(self, request: PlanRequest, index: ConversationIndex) -> dict[int, ReplacedMessage]:
         """Return file blocks for large outputs that a model has already seen whole (M12).
 
         Only so many of the newest steps are searched as could be sent.
         """
-        most = min(self._policy.files.inline_tokens, _INLINE_SHARE * view.budget.usable)
-        room = view.budget.usable
+        most = min(self._policy.files.inline_tokens, _INLINE_SHARE * request.budget.usable)
+        room = request.budget.usable
         large: dict[int, ReplacedMessage] = {}
         for i in reversed(range(index.fresh)):
             if i in index.fixed:
@@ -520,10 +523,10 @@ class ContextBuilder:
             room -= index.steps[i].tokens - sum(index.messages[place].tokens for place in found)
             if room < 0:
                 break
-            large |= {place: self._outline(view, index, place) for place in found}
+            large |= {place: self._outline(request, index, place) for place in found}
         return large
 
-    def _fill(self, view: PlanRequest, index: ConversationIndex, draft: PlanDraft, low: float) -> PlanDraft:
+    def _fill(self, request: PlanRequest, index: ConversationIndex, draft: PlanDraft, low: float) -> PlanDraft:
         """Return a draft that shows more of its large messages, the newest first, while it is below the low mark."""
         marked, tokens = dict(draft.marked), draft.tokens
         last = {place for i in find_last_turn(index) for place in index.steps[i].places}
@@ -531,13 +534,13 @@ class ContextBuilder:
             left = _WISHED * low - tokens
             if tokens >= _FILLED * low or not (marked[place].edit.kind == "file" or place in last):
                 continue
-            made = self._cut(view, index, place, self._count(marked[place].edit.text) + left)
+            made = self._cut(request, index, place, self._count(marked[place].edit.text) + left)
             tokens += self._count(made.edit.text) - self._count(marked[place].edit.text)
             marked[place] = made
         return replace(draft, marked=marked, tokens=tokens)
 
     def _list_ways(
-        self, view: PlanRequest, index: ConversationIndex, draft: PlanDraft, most: int, missing: float
+        self, request: PlanRequest, index: ConversationIndex, draft: PlanDraft, most: int, missing: float
     ) -> Iterator[tuple[int, Replacement]]:
         """Yield further replacements: trimmed texts and values of the assistant, then pruned outputs that were seen.
 
@@ -545,7 +548,7 @@ class ContextBuilder:
         give back all that is missing go before those that are older but smaller.
         """
         fresh = index.find_start(index.fresh)
-        loose = [place for place in list_replaceable(index, draft) if place < fresh or not view.is_volatile]
+        loose = [place for place in list_replaceable(index, draft) if place < fresh or not request.is_volatile]
         said = [place for place in loose if index.messages[place].structure.role == "assistant"]
         long = [place for place in said if index.messages[place].tokens > most]
         yield from ((place, partial(trim_message, most=most)) for place in order_by_size(index, long))

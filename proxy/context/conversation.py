@@ -245,9 +245,9 @@ class ConversationIndex(Value):
         return self.steps[step].start if step < len(self.steps) else len(self.messages)
 
 
-def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: FeatureExtractor) -> ConversationIndex:
+def index_conversation(request: PlanRequest, policy: BuilderPolicy, extract: FeatureExtractor) -> ConversationIndex:
     """Index a conversation; `extract` returns the features of a message."""
-    messages = view.messages
+    messages = request.messages
     found = [extract(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
     client = _find_client_messages(messages)
@@ -257,25 +257,25 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     steps = list(_list_steps(messages, found, split_groups(structures, machine, spoken)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     bound = (
-        view.pinned
-        | view.unkept
-        | frozenset(_list_protected_outputs(messages, (*policy.pruning.protected_tools, *view.excluded)))
+        request.pinned
+        | request.unkept
+        | frozenset(_list_protected_outputs(messages, (*policy.pruning.protected_tools, *request.excluded)))
     )
-    bound |= _list_rewritten(view) | frozenset(_list_staying(structures))
+    bound |= _list_rewritten(request) | frozenset(_list_staying(structures))
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(
         place
         for place, structure in enumerate(structures)
         if structure.role == "system" and reminders.get(place, place) == place
     )
-    unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
-    if view.growth and not view.is_volatile:
+    unanswered = find_unanswered(structures, request.sent if request.is_volatile else None)
+    if request.growth and not request.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
-    begun = find_turn_start(structures) if view.needs_thinking else frozenset[int]()
+    begun = find_turn_start(structures) if request.needs_thinking else frozenset[int]()
     fresh = _find_step(steps, unanswered)
-    new = view.head + sum(step.tokens for i, step in enumerate(steps) if i >= fresh or i in users[-1:])
+    new = request.head + sum(step.tokens for i, step in enumerate(steps) if i >= fresh or i in users[-1:])
     kept = _list_small(
-        view, new, _find_open_list(messages), _find_open_items(messages), _find_referred(messages, steps)
+        request, new, _find_open_list(messages), _find_open_items(messages), _find_referred(messages, steps)
     )
     pinned = bound | systems | client.files | begun | kept
     verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=pinned)
@@ -290,16 +290,16 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken, begun, pairs, linked)
 
 
-def _list_small(view: PlanRequest, new: int, *candidates: Iterable[int]) -> frozenset[int]:
+def _list_small(request: PlanRequest, new: int, *candidates: Iterable[int]) -> frozenset[int]:
     """Return those of the places, in the order of their worth, whose messages are small beside the budget together.
 
     The `new` tokens, of what is new and before all messages, come first: there has to be room for them beside these.
     """
     places = list(chain.from_iterable(candidates))
-    most, together, room = (share * view.budget.usable for share in (_KEPT_SHARE, _KEPT_TOGETHER, _KEPT_BESIDE))
+    most, together, room = (share * request.budget.usable for share in (_KEPT_SHARE, _KEPT_TOGETHER, _KEPT_BESIDE))
     room = min(together, room - new)
-    fitting = (place for place in places if view.messages[place].tokens <= most)
-    return frozenset(take_fitting(fitting, room, lambda place: view.messages[place].tokens))
+    fitting = (place for place in places if request.messages[place].tokens <= most)
+    return frozenset(take_fitting(fitting, room, lambda place: request.messages[place].tokens))
 
 
 def _find_open_list(messages: Sequence[CountedMessage]) -> Iterator[int]:
@@ -453,19 +453,19 @@ def _list_staying(structures: Sequence[MessageStructure]) -> Iterator[int]:
             yield place
 
 
-def _list_rewritten(view: PlanRequest) -> frozenset[int]:
+def _list_rewritten(request: PlanRequest) -> frozenset[int]:
     """Return the places of what the client will rewrite in its next request, none where that does not fit.
 
     An epoch that replaced any of it would hold for this request alone, and each later one would need its own. What the
     client keeps comes first: its last turn, up to the model's answer.
     """
-    if not view.is_volatile or view.sent is None:
+    if not request.is_volatile or request.sent is None:
         return frozenset()
-    stop = len(view.messages)
-    answers = (place for place in range(view.sent, stop) if view.messages[place].structure.role == "assistant")
-    places = range(next(answers, view.sent - 1) + 1, stop)
-    tokens = view.head + sum(view.messages[place].tokens for place in places)
-    return frozenset(places) if tokens <= _REWRITTEN_SHARE * view.budget.usable else frozenset()
+    stop = len(request.messages)
+    answers = (place for place in range(request.sent, stop) if request.messages[place].structure.role == "assistant")
+    places = range(next(answers, request.sent - 1) + 1, stop)
+    tokens = request.head + sum(request.messages[place].tokens for place in places)
+    return frozenset(places) if tokens <= _REWRITTEN_SHARE * request.budget.usable else frozenset()
 
 
 def _list_steps(

@@ -108,16 +108,16 @@ class Ledger(Value):
     words: Mapping[int, Sequence[str]] = {}
 
 
-def build_ledger(view: PlanRequest, index: ConversationIndex, scope: LedgerScope, count: Count) -> Ledger:
+def build_ledger(request: PlanRequest, index: ConversationIndex, scope: LedgerScope, count: Count) -> Ledger:
     """Build the ledger of all steps before the tail that are not sent otherwise, with the rules that would be lost."""
     gone = frozenset(range(scope.tail)) - scope.staying - scope.carried.told
     # Rules have a budget of their own: the user's words must not be displaced by other content.
     inherited = [each.text for each in scope.carried.ledgers]
     unsent = list_unsent_rules(index, gone, scope.shortened, inherited, inf if scope.has_words else MAX_RULES_SEARCHED)
-    rules = format_rules(unsent, view.budget.usable, count)
+    rules = format_rules(unsent, request.budget.usable, count)
     if not gone and not rules and not scope.pruned:
         return Ledger()
-    material = _collect_material(view, index, scope, gone)
+    material = _collect_material(request, index, scope, gone)
     left = scope.carried.room
     made = _write(material, left, rules, count)
     room = made.tokens - (count(rules) if rules else 0)
@@ -134,7 +134,7 @@ class _Material(Value):
     changed something, `format` tells a block in one phrase; phrases are kept, as most blocks are tried several times.
     """
 
-    view: PlanRequest
+    request: PlanRequest
     index: ConversationIndex
     scope: LedgerScope
     blocks: Sequence[StepRun]
@@ -148,7 +148,7 @@ class _Material(Value):
 
 
 def _collect_material(
-    view: PlanRequest, index: ConversationIndex, scope: LedgerScope, gone: frozenset[int]
+    request: PlanRequest, index: ConversationIndex, scope: LedgerScope, gone: frozenset[int]
 ) -> _Material:
     owner = [i for i, step in enumerate(index.steps) for _ in step.places]
     identifiers = index_identifiers(index)
@@ -170,7 +170,7 @@ def _collect_material(
     blocks = list(list_blocks(index, sorted(gone), unusual))
     acts = frozenset(n for n, block in enumerate(blocks) if _find_act(index, block, unusual) is not None)
     format_block = cache(lambda n, detail: _format_block(index, blocks[n], detail, unusual, has_names=len(names) > 1))
-    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, gone, acts, format_block)
+    return _Material(request, index, scope, blocks, identifiers, words, quotes, owner, gone, acts, format_block)
 
 
 def _write(material: _Material, room: float, rules: str, count: Count) -> Ledger:
@@ -464,11 +464,11 @@ def _name(material: _Material, pages: Sequence[Page]) -> tuple[Reference, ...]:
 
     A model that has no way to read them is shown none.
     """
-    if not material.view.has_tool:
+    if not material.request.has_tool:
         return ()
     return tuple(
         [
-            Reference(material.view.name(page.start, page.stop, page.offset), page.start, page.stop, page.offset)
+            Reference(material.request.name(page.start, page.stop, page.offset), page.start, page.stop, page.offset)
             for page in pages[:_MOST_PAGES]
         ]
     )
@@ -549,7 +549,7 @@ def _render_sections(
     begins = index.steps[min(material.scope.staying, default=0)]
     begins_with_user = not is_first or (begins.kind == "user" and not begins.has_calls)
     has_calls = any(step.has_calls for step in index.steps)
-    opening = choose_header(has_calls=has_calls, has_tool=material.view.has_tool)
+    opening = choose_header(has_calls=has_calls, has_tool=material.request.has_tool)
     sections = [
         Written(
             render_section(

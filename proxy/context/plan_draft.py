@@ -36,7 +36,7 @@ class PlanDraft(Value):
 
 
 def shrink_draft(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     draft: PlanDraft,
     ways: Iterable[tuple[int, Replacement]],
@@ -48,9 +48,9 @@ def shrink_draft(
     tokens = draft.tokens
     marked = dict(draft.marked)
     for place, mark in ways:
-        if view.head + tokens <= most:
+        if request.head + tokens <= most:
             break
-        made = mark(view, index, place)
+        made = mark(request, index, place)
         before = {place: marked[place]} if place in marked else {}
         gained = count_saved_tokens(index, {place: made}, count) - count_saved_tokens(index, before, count)
         if gained > 0:
@@ -90,10 +90,10 @@ def count_report(report: Written, count: Count) -> int:
 
 
 def make_plan(
-    view: PlanRequest, index: ConversationIndex, draft: PlanDraft, rung: Rung, wished: int = 0
+    request: PlanRequest, index: ConversationIndex, draft: PlanDraft, rung: Rung, wished: int = 0
 ) -> ContextPlan:
     """Return the plan of a draft; `wished` are the tokens, preamble included, of all that should have stayed."""
-    beyond = wished if view.budget.is_ceiling_unreachable(wished) else 0
+    beyond = wished if request.budget.is_ceiling_unreachable(wished) else 0
     if not draft.ledger.sections and not draft.marked and not draft.carried.ledgers:
         return ContextPlan(0, (), (), sum(each.tokens for each in index.messages), draft.protected, rung, beyond)
     later = range(draft.tail, len(index.steps))
@@ -117,22 +117,24 @@ def can_show_compaction(tokens: int, usable: int) -> bool:
     return tokens <= _COMPACTED_SHARE * usable
 
 
-def choose_compaction(view: PlanRequest) -> tuple[Compacted, ...]:
+def choose_compaction(request: PlanRequest) -> tuple[Compacted, ...]:
     """Return the provider's own compaction if there is one that fits. It precedes everything, ledgers included."""
-    newest = [each for each in view.reports if each.block and can_show_compaction(each.tokens, view.budget.usable)]
+    newest = [
+        each for each in request.reports if each.block and can_show_compaction(each.tokens, request.budget.usable)
+    ]
     return tuple(Compacted(each.text, 0, each.stop, each.id, each.block, each.tokens) for each in newest[-1:])
 
 
-def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:
+def choose_summaries(request: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:
     """Choose the summaries that this epoch adds: the newest that fit, of messages that no carried summary covers.
 
     A summary that was merged from carried ones has to wait until these are dropped together with their ledgers.
     """
     reached = max((each.stop for each in carried.written if each.report), default=0)
     start = max((each.stop for each in carried.ledgers), default=0)
-    ours = [each for each in view.reports if not each.block]
+    ours = [each for each in request.reports if not each.block]
     newest = takewhile(lambda each: each.start >= reached, reversed(ours))
-    room = compute_summaries_budget(view.budget.usable) - carried.reported
+    room = compute_summaries_budget(request.budget.usable) - carried.reported
     chosen = take_fitting(newest, room, lambda each: each.tokens + MESSAGE_FRAME)
     return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
 

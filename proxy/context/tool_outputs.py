@@ -189,17 +189,19 @@ def _replace_outputs(
     return ReplacedMessage(Replaced(place, text, "tombstone", tuple(texts.items())), tuple(references))
 
 
-def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str] = ()) -> ReplacedMessage:
+def prune_output(
+    request: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str] = ()
+) -> ReplacedMessage:
     """Replace an output by a tombstone with these words of it; of several in one message, each by its own."""
 
     def write(output: _Output, named: Sequence[str]) -> tuple[str, tuple[Reference, ...]]:
-        references, asked = list_part_references(view, place, output.start, output.stop), output.asked
+        references, asked = list_part_references(request, place, output.start, output.stop), output.asked
         stone = Tombstone(
             references[0].id,
             asked.call.name if asked is not None else "unknown",
             output.outcome or ("refused" if output.is_refused else ""),
             output.lines,
-            find_access(has_tool=view.has_tool, has_effects=output.has_effects),
+            find_access(has_tool=request.has_tool, has_effects=output.has_effects),
             named,
             output.has_effects,
         )
@@ -216,18 +218,20 @@ def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words:
     return ReplacedMessage(Replaced(place, text, "tombstone"), references)
 
 
-def shorten_message(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
+def shorten_message(request: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
     """Replace a message by its first `_SHORTENED_LENGTH` characters and a note that names its reference."""
-    references = list_part_references(view, place, 0, index.found[place].characters)
+    references = list_part_references(request, place, 0, index.found[place].characters)
     lines = index.messages[place].message.text[:_SHORTENED_LENGTH].split("\n")
     text = "\n".join(sanitize_text(line, _SHORTENED_LENGTH) for line in lines)
     note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
     return ReplacedMessage(Replaced(place, _append_parts(f"{text}…\n{note}", references), "shortened"), references)
 
 
-def trim_giants(view: PlanRequest, index: ConversationIndex, share: float, count: Count) -> dict[int, ReplacedMessage]:
+def trim_giants(
+    request: PlanRequest, index: ConversationIndex, share: float, count: Count
+) -> dict[int, ReplacedMessage]:
     """Return what replaces messages of the assistant above a share of the usable tokens: their heads and tails."""
-    most = share * view.budget.usable
+    most = share * request.budget.usable
     large = [
         place
         for place, seen in enumerate(index.messages)
@@ -235,7 +239,7 @@ def trim_giants(view: PlanRequest, index: ConversationIndex, share: float, count
     ]
     # Texts of some languages have a token for each character.
     rates = {place: index.found[place].characters / index.messages[place].tokens for place in large}
-    made = {place: trim_message(view, index, place, int(most * rates[place] / 3)) for place in large}
+    made = {place: trim_message(request, index, place, int(most * rates[place] / 3)) for place in large}
     return {place: each for place, each in made.items() if count_saved_tokens(index, {place: each}, count) > 0}
 
 
@@ -244,13 +248,13 @@ def count_values(index: ConversationIndex, place: int) -> int:
     return max(1, len(index.messages[place].message.calls))
 
 
-def trim_message(view: PlanRequest, index: ConversationIndex, place: int, most: int) -> ReplacedMessage:
+def trim_message(request: PlanRequest, index: ConversationIndex, place: int, most: int) -> ReplacedMessage:
     """Replace a long text, and long values in calls, by their heads and tails.
 
     Those of more than about `most` tokens (three characters each) are long.
     """
     message = index.messages[place].message
-    references = list_part_references(view, place, 0, index.found[place].characters)
+    references = list_part_references(request, place, 0, index.found[place].characters)
     parts = " ".join(f"ref:{each.id}" for each in references)
     cutter = _TextCutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
     text = cutter.cut(message.text)
@@ -295,7 +299,7 @@ def _trim_arguments(arguments: str, cutter: _TextCutter) -> str:
 
 
 def outline_output(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     place: int,
     room: float = 0,
@@ -311,7 +315,7 @@ def outline_output(
     """
 
     def write(output: _Output, room: float, tokens: int) -> tuple[str, tuple[Reference, ...]]:
-        references, asked = list_part_references(view, place, output.start, output.stop), output.asked
+        references, asked = list_part_references(request, place, output.start, output.stop), output.asked
         path = _find_path(asked)
         seen = outline(output.text, path, parse if has_outline else None)
         block = FileReference(
@@ -322,10 +326,10 @@ def outline_output(
             output.lines,
             output.digest,
             (
-                *wrap(view.sentences.get(output.digest.hex(), ""), LONGEST_LINE),
+                *wrap(request.sentences.get(output.digest.hex(), ""), LONGEST_LINE),
                 *(seen.structure if has_outline else ()),
             ),
-            find_access(has_tool=view.has_tool, has_effects=output.has_effects),
+            find_access(has_tool=request.has_tool, has_effects=output.has_effects),
         )
         text = _append_parts(render_file(block), references)
         if room > 0:
@@ -341,7 +345,7 @@ def outline_output(
 
     outputs = index.messages[place].message.outputs
     if not outputs:
-        text, references = write(_read_output(index, place), room, view.messages[place].tokens)
+        text, references = write(_read_output(index, place), room, request.messages[place].tokens)
         return ReplacedMessage(Replaced(place, text, "file"), references)
     cap = find_cap(map(estimate_tokens, outputs), room) if room > 0 else 0
     made = _replace_outputs(
@@ -356,10 +360,10 @@ def _find_path(asked: _Asked | None) -> str:
     return paths[0].strip("'\"") if len(paths) == 1 else ""
 
 
-def list_part_references(view: PlanRequest, place: int, start: int, stop: int) -> tuple[Reference, ...]:
+def list_part_references(request: PlanRequest, place: int, start: int, stop: int) -> tuple[Reference, ...]:
     """Return references of a message whose first pages hold its original from character `start` up to `stop`."""
     offsets = range(start, max(start + 1, stop - PAGE_OVERLAP), PAGE - PAGE_OVERLAP)[:_MAX_PARTS]
-    return tuple(Reference(view.name(place, place + 1, offset), place, place + 1, offset) for offset in offsets)
+    return tuple(Reference(request.name(place, place + 1, offset), place, place + 1, offset) for offset in offsets)
 
 
 def _append_parts(text: str, references: tuple[Reference, ...]) -> str:
@@ -387,15 +391,15 @@ def is_text_only(index: ConversationIndex, place: int) -> bool:
     return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
 
 
-def find_sent_form(view: PlanRequest, place: int, *, is_tombstone: bool = False) -> ReplacedMessage | None:
+def find_sent_form(request: PlanRequest, place: int, *, is_tombstone: bool = False) -> ReplacedMessage | None:
     """Return what the active plan sends in place of a message: a file block or shortened text, or else a tombstone."""
-    if view.frozen is None or place >= view.frozen.through:
+    if request.frozen is None or place >= request.frozen.through:
         return None
-    for edit in view.frozen.edits:
+    for edit in request.frozen.edits:
         if isinstance(edit, Replaced) and edit.place == place and edit.text:
             if (edit.kind == "tombstone") != is_tombstone:
                 return None
-            named = tuple([each for each in view.frozen.references if f"ref:{each.id}" in edit.text])
+            named = tuple([each for each in request.frozen.references if f"ref:{each.id}" in edit.text])
             return ReplacedMessage(edit, named)
     return None
 
@@ -430,14 +434,14 @@ _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
 
 
 def prune_superseded(
-    view: PlanRequest, index: ConversationIndex, policy: PruningPolicy, steps: range, count: Count
+    request: PlanRequest, index: ConversationIndex, policy: PruningPolicy, steps: range, count: Count
 ) -> dict[int, ReplacedMessage]:
     """Return tombstones for superseded outputs of these steps, by place; none where they would save too little."""
     if not policy.enabled or not steps:
         return {}
-    usable = view.budget.usable
+    usable = request.budget.usable
     protected = min(policy.protect_tokens, _PROTECTED_SHARE * usable)
-    marked = {place: prune_output(view, index, place) for place in _list_superseded(index, steps, protected)}
+    marked = {place: prune_output(request, index, place) for place in _list_superseded(index, steps, protected)}
     marked = {place: made for place, made in marked.items() if count_saved_tokens(index, {place: made}, count) > 0}
     return (
         marked

@@ -47,10 +47,10 @@ _HEAD_LENGTHS = (400, 120)
 _MOST_PASTED, _PASTED_SHARE, _LEAST_PASTED = 2000, 0.05, 60
 # The share of the room for whole turns that the prose of one may have if not all of them fit.
 _LONGEST_SHARE = 0.5
-# The levels of a turn whose prose is whole: with its blocks, without large ones, without any. At the last of them prose
-# that is longer than a turn may have is cut, too.
+# The ranks of the forms of a turn whose prose is whole: with its blocks, without large ones, without any. At the last
+# of them prose that is longer than a turn may have is cut, too.
 _ENTIRE, _BARE = 0, 2
-_CUT_LEVEL, _LEDGER_LEVEL = _BARE + 1, _BARE + 1 + len(_HEAD_LENGTHS)
+_CUT_RANK, _LEDGER_RANK = _BARE + 1, _BARE + 1 + len(_HEAD_LENGTHS)
 # Turns are shortened by this share of their room at once: each time invalidates the provider's cache for all behind.
 _STRIDE_SHARE = 0.25
 
@@ -98,7 +98,7 @@ class UserForms(Value):
 
 
 def list_user_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     count: Count,
     *,
@@ -109,14 +109,14 @@ def list_user_forms(
 
     Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
-    make, newest = partial(_list_forms, view, index, count=count, parse=parse), find_last_turn(index)
+    make, newest = partial(_list_forms, request, index, count=count, parse=parse), find_last_turn(index)
     older = make(set(index.users) - index.newest - index.fixed, index.users if has_blocks else None)
     second = make(index.newest - newest - index.fixed, newest if has_blocks else None)
     return UserForms(older, second, _count_pasted(index, index.newest, count) if has_blocks else {})
 
 
 def choose_older_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     forms: MessageForms,
     least: int,
@@ -131,18 +131,18 @@ def choose_older_forms(
     fit into that, the tokens that are `pasted` in newer turns, by step, do not count. A block that was left out because
     newer turns repeat it is sent again where none of these is sent, if there is room for it.
     """
-    older, usable = {i: each for i, each in forms.items() if i < least}, view.budget.usable
+    older, usable = {i: each for i, each in forms.items() if i < least}, request.budget.usable
     newer = {i for i in index.users if i not in older}
     left = floor * usable - sum(index.steps[i].tokens for i in newer)
     if sum(find_bare(each).tokens for each in older.values()) <= (words := left + sum(pasted.get(i, 0) for i in newer)):
         left = words
     rooms = max(share * WHOLE_SHARE * usable, left), share * HEADS_SHARE * usable
-    levels = _choose_levels(older, rooms)
+    ranks = _choose_ranks(older, rooms)
     own = max((i for i in index.users if not index.steps[i].has_calls), default=-1)
-    if own in levels:  # newer turns stand beside outputs: what is sent is checked to have the newest of the user's role
-        levels[own] = min(levels[own], len(older[own]) - 1)
-    sent = {i: older[i][level] for i, level in levels.items() if level < len(older[i])}
-    whole = [i for i, level in levels.items() if level <= _BARE]
+    if own in ranks:  # newer turns stand beside outputs: what is sent is checked to have the newest of the user's role
+        ranks[own] = min(ranks[own], len(older[own]) - 1)
+    sent = {i: older[i][rank] for i, rank in ranks.items() if rank < len(older[i])}
+    whole = [i for i, rank in ranks.items() if rank <= _BARE]
     room = rooms[0] - sum(sent[i].tokens for i in whole)
     containing = newer | {i for i in whole if sent[i] == older[i][_ENTIRE]}
     shown = tuple((sent | _restore_blocks(sent, whole, containing, room)).values())
@@ -159,7 +159,7 @@ def _count_pasted(index: ConversationIndex, steps: Iterable[int], count: Count) 
 
 def find_bare(forms: Sequence[UserMessageForm]) -> UserMessageForm:
     """Return the shortest form of a turn that has all of its prose."""
-    return next(form for form in reversed(forms[:_CUT_LEVEL]) if not form.is_cut)
+    return next(form for form in reversed(forms[:_CUT_RANK]) if not form.is_cut)
 
 
 def find_shortest(forms: Sequence[UserMessageForm], room: float) -> UserMessageForm:
@@ -193,7 +193,7 @@ def _restore_blocks(
 
 
 def _list_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     steps: Collection[int],
     newer: Iterable[int] | None,
@@ -210,7 +210,7 @@ def _list_forms(
     forms: dict[int, tuple[UserMessageForm, ...]] = {}
     for i in sorted({*steps, *(newer or ())}, reverse=True):
         if i in steps:
-            forms[i] = _make_forms(view, index, i, None if newer is None else known, count=count, parse=parse)
+            forms[i] = _make_forms(request, index, i, None if newer is None else known, count=count, parse=parse)
         if newer is not None:
             for place in index.steps[i].places:
                 if place in index.spoken or index.messages[place].structure.role == "user":
@@ -219,7 +219,7 @@ def _list_forms(
 
 
 def _make_forms(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     i: int,
     known: NewerLines | None,
@@ -230,21 +230,21 @@ def _make_forms(
     """Return the forms of the turn at step `i`; blocks that stand in `known` are left out, for None no blocks are."""
     step, spoken = index.steps[i], find_spoken(index, i)
     if step.stop - step.start > 1 and len(spoken) != 1:
-        return (UserMessageForm(i, step.tokens),) * _CUT_LEVEL
+        return (UserMessageForm(i, step.tokens),) * _CUT_RANK
     message = index.messages[step.start].message
     own = _CutText(read_words(index, spoken[0]) if spoken else message.text)
     blocks = [] if known is None or spoken else _list_blocks(message, count)
-    most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
+    most = int(min(_MOST_PASTED, _PASTED_SHARE * request.budget.usable))
     large = [each for each in blocks if each.tokens > most]
     owns = (
         own,
-        _remove_blocks(view, step.start, message, large, has_outlines=True, parse=parse) if large else own,
-        _remove_blocks(view, step.start, message, blocks, has_outlines=False, parse=parse) if blocks else own,
+        _remove_blocks(request, step.start, message, large, has_outlines=True, parse=parse) if large else own,
+        _remove_blocks(request, step.start, message, blocks, has_outlines=False, parse=parse) if blocks else own,
     )
-    make = partial(_make_form, view, index, i, count=count)
+    make = partial(_make_form, request, index, i, count=count)
     whole, bare = list[UserMessageForm](), own
-    for level, each in enumerate(owns):
-        if level and each is owns[level - 1]:
+    for rank, each in enumerate(owns):
+        if rank and each is owns[rank - 1]:
             whole.append(whole[-1])
             continue
         text, holders = known.remove_repeated(each.text, count) if known is not None else (each.text, ())
@@ -253,7 +253,7 @@ def _make_forms(
         if holders and form.edits:
             form = replace(form, holders=holders, with_blocks=make(each, each.text))
         whole.append(form)
-    longest = _LONGEST_SHARE * WHOLE_SHARE * view.budget.usable
+    longest = _LONGEST_SHARE * WHOLE_SHARE * request.budget.usable
     if whole[_BARE].tokens > longest:
         whole[_BARE] = _mark_cut(make(bare, _fit_ends(bare.text, longest, count)), whole[_BARE])
     heads = [make(bare, _cut_to_ends(bare.text, most)) for most in _HEAD_LENGTHS]
@@ -301,7 +301,7 @@ def _cut_to_ends(text: str, most: int, gap: str = _GAP) -> str:
 
 
 def _make_form(
-    view: PlanRequest, index: ConversationIndex, i: int, cut: "_CutText", text: str, *, count: Count
+    request: PlanRequest, index: ConversationIndex, i: int, cut: "_CutText", text: str, *, count: Count
 ) -> UserMessageForm:
     """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens.
 
@@ -309,14 +309,14 @@ def _make_form(
     """
     step = index.steps[i]
     if find_spoken(index, i):
-        return _make_spoken_form(view, index, i, text, count=count)
+        return _make_spoken_form(request, index, i, text, count=count)
     media = index.messages[step.start].message.media
     if text == _get_text(index, i) and not media:
         return UserMessageForm(i, step.tokens)
     if text == cut.text and cut.named and not media:
         text, references = cut.named, cut.references
     else:
-        reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
+        reference = Reference(request.name(step.start, step.stop, 0), step.start, step.stop)
         without = f" (without {', '.join(media)})" if media else ""
         mark = f"[shortened by palimpsest, not by the user{without}; the original is intact: ref:{reference.id}]"
         text = f"{text}\n{mark}" if text else mark
@@ -329,14 +329,14 @@ def _make_form(
 
 
 def _make_spoken_form(
-    view: PlanRequest, index: ConversationIndex, i: int, text: str, *, count: Count
+    request: PlanRequest, index: ConversationIndex, i: int, text: str, *, count: Count
 ) -> UserMessageForm:
     """Return the form of a turn beside outputs that sends `text`, with a tombstone in place of these outputs."""
     step, (place,) = index.steps[i], find_spoken(index, i)
-    made = prune_led(view, index, place)
+    made = prune_led(request, index, place)
     references = made.references
     if text != read_words(index, place):
-        own = Reference(view.name(place, place + 1, 0), place, place + 1)
+        own = Reference(request.name(place, place + 1, 0), place, place + 1)
         text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{own.id}]"
         references = (*references, own)
     made = _put_beside(index, made, text, references)
@@ -344,21 +344,21 @@ def _make_spoken_form(
     return UserMessageForm(i, tokens, (made.edit,), references)
 
 
-def prune_led(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
+def prune_led(request: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
     """Return a tombstone for an output of a step that stays: the one that the active plan sends, if it sends one."""
-    sent = find_sent_form(view, place, is_tombstone=True)
+    sent = find_sent_form(request, place, is_tombstone=True)
     if sent is None:
-        return prune_output(view, index, place)
+        return prune_output(request, index, place)
     several = index.messages[place].message.outputs
     outputs = tuple([each for each in sent.edit.arguments if several and each[0] != BESIDE])
     return replace(sent, edit=replace(sent.edit, arguments=outputs))
 
 
 def name_words(
-    view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str], made: ReplacedMessage | None
+    request: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str], made: ReplacedMessage | None
 ) -> ReplacedMessage:
     """Return a tombstone that names these words of the output, with what `made` says beside it."""
-    named = prune_output(view, index, place, words)
+    named = prune_output(request, index, place, words)
     beside = dict(made.edit.arguments).get(BESIDE) if made is not None else None
     return named if made is None or beside is None else _put_beside(index, named, beside, made.references)
 
@@ -372,28 +372,28 @@ def _put_beside(
     return ReplacedMessage(Replaced(edit.place, edit.text, "tombstone", (*outputs, (BESIDE, text))), references)
 
 
-def _choose_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
-    """Return the level of each turn: all as whole as they fit together, else lower ones."""
-    for level in range(_CUT_LEVEL):
-        left = rooms[0] - sum(each[level].tokens for each in forms.values())
+def _choose_ranks(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
+    """Return the rank of each turn: all as whole as they fit together, else lower ones."""
+    for rank in range(_CUT_RANK):
+        left = rooms[0] - sum(each[rank].tokens for each in forms.values())
         if left >= 0:
-            return _lengthen(forms, dict.fromkeys(forms, level), left)
-    return _lower_levels(forms, rooms)
+            return _lengthen(forms, dict.fromkeys(forms, rank), left)
+    return _lower_ranks(forms, rooms)
 
 
-def _lengthen(forms: MessageForms, levels: dict[int, int], room: float) -> dict[int, int]:
-    """Return the levels with more of the turns for which there is `room`: the first one, then the newest."""
+def _lengthen(forms: MessageForms, ranks: dict[int, int], room: float) -> dict[int, int]:
+    """Return the ranks with more of the turns for which there is `room`: the first one, then the newest."""
     first, *others = [*forms] or [-1]
     for i in (first, *reversed(others)) if forms else ():
-        for level in range(levels[i]):
-            more = forms[i][level].tokens - forms[i][levels[i]].tokens
+        for rank in range(ranks[i]):
+            more = forms[i][rank].tokens - forms[i][ranks[i]].tokens
             if more <= room:
-                levels[i], room = level, room - more
+                ranks[i], room = rank, room - more
                 break
-    return levels
+    return ranks
 
 
-def _lower_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
+def _lower_ranks(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, int]:
     """Shorten turns until both budgets hold.
 
     The first turn, unless it is too long, and the newest stay whole; of the others the newest keep the most characters.
@@ -402,34 +402,34 @@ def _lower_levels(forms: MessageForms, rooms: tuple[float, float]) -> dict[int, 
     left = rooms[0] - forms[first][_BARE].tokens
     whole = {first, *_keep_newest(forms, others, _BARE, left)} if left >= 0 else set[int]()
     whole = whole or _keep_newest(forms, others, _BARE, rooms[0])
-    levels = {i: _BARE if i in whole else _LEDGER_LEVEL for i in forms}
-    shortened = [i for i in forms if i not in whole and len(forms[i]) > _CUT_LEVEL]
+    ranks = {i: _BARE if i in whole else _LEDGER_RANK for i in forms}
+    shortened = [i for i in forms if i not in whole and len(forms[i]) > _CUT_RANK]
     room = rooms[1]
-    for level in range(_CUT_LEVEL, _LEDGER_LEVEL):
-        total = sum(forms[i][level].tokens for i in shortened)
+    for rank in range(_CUT_RANK, _LEDGER_RANK):
+        total = sum(forms[i][rank].tokens for i in shortened)
         # Where not all have this form, half of the room is for it, and the rest for shorter ones.
-        part = room if total <= room or level + 1 == _LEDGER_LEVEL else room / 2
-        chosen = _keep_newest(forms, shortened, level, part)
-        levels |= dict.fromkeys(chosen, level)
-        room -= sum(forms[i][level].tokens for i in chosen)
+        part = room if total <= room or rank + 1 == _LEDGER_RANK else room / 2
+        chosen = _keep_newest(forms, shortened, rank, part)
+        ranks |= dict.fromkeys(chosen, rank)
+        room -= sum(forms[i][rank].tokens for i in chosen)
         shortened = [i for i in shortened if i not in chosen]
-    return levels
+    return ranks
 
 
-def _keep_newest(forms: MessageForms, turns: Sequence[int], level: int, room: float) -> set[int]:
-    """Return the newest of the turns that fit into `room` tokens at a level: all, or without a multiple of a stride.
+def _keep_newest(forms: MessageForms, turns: Sequence[int], rank: int, room: float) -> set[int]:
+    """Return the newest of the turns that fit into `room` tokens in forms of a rank: all, or all but a multiple.
 
     So the same turns are left out for several epochs.
     """
     stride = _STRIDE_SHARE * room
-    excess = sum(forms[i][level].tokens for i in turns) - room
+    excess = sum(forms[i][rank].tokens for i in turns) - room
     left_out = ceil(excess / stride) * stride if excess > 0 and stride > 0 else excess
     kept = set(turns)
     for i in turns:
         if left_out <= 0:
             break
         kept.discard(i)
-        left_out -= forms[i][level].tokens
+        left_out -= forms[i][rank].tokens
     return kept
 
 
@@ -492,7 +492,7 @@ def _render_block(path: str, block: str, parts: Sequence[Reference], tokens: int
 
 
 def _remove_blocks(
-    view: PlanRequest,
+    request: PlanRequest,
     place: int,
     message: Message,
     blocks: Sequence[_PastedBlock],
@@ -509,7 +509,7 @@ def _remove_blocks(
     head = rendered.index(message.text)
     for each in blocks:
         block = message.text[each.start : each.stop]
-        parts = list_part_references(view, place, head + each.start, head + each.stop)
+        parts = list_part_references(request, place, head + each.start, head + each.stop)
         names = " ".join(f"ref:{part.id}" for part in parts)
         note = f"{_describe_block(block, each.path, each.tokens)}, left out"
         before = message.text[at : each.start]
@@ -536,7 +536,7 @@ _OUTLINE_SHARE = 0.3
 
 
 def fit_message(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     place: int,
     room: float,
@@ -549,7 +549,7 @@ def fit_message(
     Of a block, and of prose that is too long by itself, the beginning and the end stay, and of a block its outline.
     """
     text = index.messages[place].message.text
-    references = list_part_references(view, place, 0, index.found[place].characters)
+    references = list_part_references(request, place, 0, index.found[place].characters)
     names = " ".join(f"ref:{each.id}" for each in references)
     note = f"[shortened by palimpsest, not by the user; the original is intact: {names}]"
     room -= count(note) + MESSAGE_FRAME

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import httpx
-import msgspec
 
 from proxy.app import serve
 from proxy.assembly import measure, open_log
@@ -28,13 +27,14 @@ from proxy.context.pricing import format_money
 from proxy.demo.story import ScriptedTurn, list_turns, make_tools, write_system
 from proxy.demo.upstream import MODEL, DemoUpstream, Meter, serve_upstream
 from proxy.demo.workspace import Workspace
-from proxy.model.epoch import Edit, Epoch, Replaced, Summary
+from proxy.model.epoch import Epoch, Replaced, Summary
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.exchange import Usage
 from proxy.read.cache import CacheReport, load_cache
 from proxy.read.savings import SavingsInputs
 from proxy.running import ask_server, find_link
 from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.wire import OWN_FORMAT
 
 NAME = "demo"
 _SECONDS = httpx.Timeout(120.0)
@@ -52,7 +52,6 @@ _RULES = (
     "with `make test`",
     "rename public functions",
 )
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 def run_demo(*, steps: int, port: int | None, data: Path | None, is_served: bool, output: TextIO = sys.stdout) -> int:
@@ -170,7 +169,7 @@ class _Demo:
     def _ask(self, client: httpx.Client, inputs: SavingsInputs) -> dict[str, Any]:
         tools = make_tools(has_tracker=self._calls >= _TRACKER_FROM)
         body = {"model": MODEL, "messages": self._messages, "tools": tools}
-        response = client.post("/v1/chat/completions", json=body)
+        response = client.post(f"/v1{OWN_FORMAT.path_ending}", json=body)
         response.raise_for_status()
         message: dict[str, Any] = response.json()["choices"][0]["message"]
         self._unmanaged.add(body, json.dumps(message))
@@ -224,8 +223,7 @@ class _Demo:
         """Return what happened, a sentence each; what did not happen is left out."""
         lines = []
         if epochs:
-            edits = _edits.decode(epochs[-1].edits)
-            replaced = sum(isinstance(edit, Replaced) for edit in edits)
+            replaced = sum(isinstance(edit, Replaced) for edit in epochs[-1].list_edits())
             lines.append(
                 f"{_count(len(epochs), 'epoch')} opened; {self._upstream.extended} of {self._calls} requests began with"
                 " the whole history of the one before, byte for byte"

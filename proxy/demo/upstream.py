@@ -19,12 +19,12 @@ from starlette.routing import Route
 
 from proxy.context.provider_cache import CacheModel
 from proxy.demo.story import ScriptedStep, ScriptedTurn
-from proxy.engine.turns.responses import write_response
 from proxy.model.exchange import Usage
 from proxy.model.manifest import compute_digest
 from proxy.model.messages import RECALL_TOOL
 from proxy.trial.prompts import PromptCache, PromptPiece, count_prompt
-from proxy.wire import CHAT
+from proxy.wire import OWN_FORMAT
+from proxy.wire.translation.responses import write_response
 
 MODEL = "gpt-5"
 _CACHING = CacheModel(block=128, minimum=1024)
@@ -74,8 +74,8 @@ class DemoUpstream:
         self.recalls = self.summaries = self.extended = 0
         self._before: list[Any] = []
         self.newest, self.newest_text = Usage(), ""
-        routes = [Route("/v1/chat/completions", self._complete, methods=["POST"]), Route("/v1/models", self._list)]
-        self.app = Starlette(routes=routes)
+        complete = Route(f"/v1{OWN_FORMAT.path_ending}", self._complete, methods=["POST"])
+        self.app = Starlette(routes=[complete, Route("/v1/models", self._list)])
 
     async def _complete(self, request: Request) -> Response:
         content = await request.body()
@@ -87,7 +87,7 @@ class DemoUpstream:
             self.newest, self.newest_text = usage, content.decode()
             self._note_prefix(body["messages"], is_round=message.get("content") is None)
         number, answer = f"{len(self.meter.usages):06d}", [json.dumps(message).encode()]
-        told = write_response(CHAT.name, answer, number=number, model=MODEL, usage=usage)
+        told = write_response(OWN_FORMAT, answer, number=number, model=MODEL, usage=usage)
         return Response(told, media_type="application/json")
 
     async def _list(self, request: Request) -> Response:

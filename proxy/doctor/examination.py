@@ -47,18 +47,18 @@ from proxy.running import find_server, read_admin_token
 from proxy.upstream.client import fetch
 from proxy.upstream.origin import make_key_header
 from proxy.upstream.policy import Auth, UpstreamPolicy
-from proxy.wire import CHAT, MESSAGES, RESPONSES
+from proxy.wire import FORMATS
+from proxy.wire.format import Format
 from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_object
-from proxy.wire.summary_request import list_headers, make_target
+from proxy.wire.summary_request import make_target
 
 _FINISH_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 _LIVE_TOKENS = 16
 _OK, _REFUSED = 200, (401, 403)
 _MODELS = b"/v1/models"
-_WIRES = {"openai": (CHAT, RESPONSES), "anthropic": (MESSAGES,)}  # by API
-_VERSION = list_headers(MESSAGES)
+_VERSION = [header for form in FORMATS.values() for header in form.own_headers]
 # The key of a client is sent to the provider that it belongs to, and to nobody else.
 _ENVIRONMENT_KEYS = {"api.openai.com": "OPENAI_API_KEY", "api.anthropic.com": "ANTHROPIC_API_KEY"}
 
@@ -256,8 +256,8 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
                     continue  # no call goes there
                 strategy = settings.engine_policy().find_strategy(model)
                 budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)
-                forms = _WIRES[find_api(policy.base_url)] if budget.usable else ()  # else the model's finding says it
-                for form in forms:
+                # One whose budget is not usable has a finding that says so.
+                for form in _list_forms(policy) if budget.usable else ():
                     is_inferred = settings.sessions.infer
                     session = RehearsedSession(engine.exchanges, upstream, form, model, is_inferred=is_inferred)
                     played.append(await session.play(budget.high, strategy))
@@ -269,15 +269,19 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
     return [*found, *passing.values()]
 
 
+def _list_forms(policy: UpstreamPolicy) -> list[Format]:
+    api = find_api(policy.base_url)
+    return [form for form in FORMATS.values() if form.api == api]
+
+
 async def call_live(settings: Settings, policy: UpstreamPolicy, key: Headers, inputs: SavingsInputs) -> Finding:
     """Send an upstream one short call with the key, and say what it cost."""
     name, model = f"live {policy.name}", dict(reversed(await list_models(settings))).get(policy.name)
     if not key or model is None:
         what = "No key is known here, or no call goes there, so no call was made."
         return Finding(name, "warning", what, "Set api_key, or the variable of the provider.")
-    form = _WIRES[find_api(policy.base_url)][0]
-    limit = "max_completion_tokens" if form is CHAT else "max_tokens"
-    body = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: _LIVE_TOKENS}
+    form = _list_forms(policy)[0]
+    body = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], form.limit_keys[0]: _LIVE_TOKENS}
     headers = ((b"content-type", b"application/json"), *key, *_VERSION)
     try:
         response = await fetch(policy, "POST", make_target(form), headers, msgspec.json.encode(body))

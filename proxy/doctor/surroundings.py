@@ -42,6 +42,7 @@ from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
 from proxy.engine.policy import choose_upstream
 from proxy.engine.ports import LogReader
+from proxy.engine.recorded.documents import describe
 from proxy.engine.request import UNREADABLE
 from proxy.model.errors import ProxyError
 from proxy.model.log import ExchangeRow, SessionRow
@@ -125,11 +126,9 @@ def list_upstreams(settings: Settings) -> list[UpstreamFacts]:
     """Return the facts of the upstreams of the settings."""
     windows = settings.stated_windows()
     return [
-        UpstreamFacts(
-            name=each.name,
-            kind=each.kind,
-            base_url=each.base_url,
-            models=each.models,
+        describe(
+            UpstreamFacts,
+            each,
             window=windows[each.name].window if each.name in windows else None,
             has_key=bool(each.api_key),
         )

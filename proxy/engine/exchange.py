@@ -223,12 +223,12 @@ class ExchangeService:
         return outgoing
 
     def _prepare(self, request: ResolvedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
-        """Set what is done after the request was sent, and after a refusal."""
+        """Set what is done beside the sending, and after a refusal."""
         exchange.plans.append(outgoing.plan)
-        if outgoing.uncounted is not None or outgoing.state is not None:
-            exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
+        if outgoing.state is not None:
+            self._controller.draft_ahead(outgoing)
         elif outgoing.is_managed and isinstance(request, ManagedRequest):
-            exchange.after_send.append(partial(self._controller.watch, request, outgoing))
+            self._controller.watch(request, outgoing)
         if (outgoing.is_managed or outgoing.is_mendable) and isinstance(request, ManagedRequest):
             exchange.is_guarded = outgoing.is_guarded or outgoing.is_opened  # a refusal may come with 200
             exchange.make_retries = partial(
@@ -237,27 +237,12 @@ class ExchangeService:
                 outgoing,
                 commit=partial(self._commit, exchange),
                 add_labels=partial(_add_labels, exchange.client, request),
-                run_after_send=exchange.run_after_send,
             )
         if self._recall is not None and isinstance(request, ManagedRequest) and request.kind != "recorded":
             exchange.make_rounds = partial(self._recall.begin, request, exchange)
             exchange.begin_rounds(outgoing.body, outgoing.epoch)
         if outgoing.labels:
             _add_labels(exchange.client, request, outgoing.labels)
-
-    def _follow(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
-        """Do what sending need not wait for: count, charge and record the request, and plan the next epoch."""
-        if outgoing.uncounted is not None:
-            outgoing = self._account(exchange, request, outgoing)
-        self._controller.draft_ahead(outgoing)
-
-    def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
-        counted = self._controller.account(outgoing)
-        _add_labels(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
-        exchange.plans.append(counted.plan)
-        if counted.plan is not None:
-            exchange.record(counted.plan, is_urgent=request.is_stream)
-        return counted
 
     def _list_records(
         self,
@@ -300,7 +285,7 @@ class ExchangeService:
             sent = request.find_sent(outgoing.body)
             manifest = self._controller.build_manifest(request, replace(outgoing, body=sent))
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
-        if outgoing.plan is not None and outgoing.uncounted is None:
+        if outgoing.plan is not None:
             records.append(outgoing.plan)
         if outgoing.pin is not None:
             records.append(outgoing.pin)

@@ -24,7 +24,7 @@ from proxy.context.provider_cache import (
     learn_seconds,
     learn_survival,
 )
-from proxy.engine.policy import Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
@@ -58,7 +58,6 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 _MOST_WAITING = 4096
 _MOST_MODELS = 1024
-_UNKNOWN_PROVIDER = Provider()
 # A lifetime of an unknown length: the cache is used, and where markers decide never known to be cold.
 _ANY_MARKER = CacheTerms(messages=("?",))
 _NOTHING_LEARNED = Calibration()
@@ -366,7 +365,7 @@ class CacheCalibrator:
 
         If it `is_rewritten`, a request has markers of ours, where the upstream takes them.
         """
-        key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN_PROVIDER)
+        key, provider = (upstream, model), self._providers.get(upstream, UNKNOWN_PROVIDER)
         learned, known = self._learned.get(key), self._tariffs.get(key)
         basis = card, terms, is_rewritten, _list_tariff_inputs(learned, provider)
         if known is not None and known[0] == basis:
@@ -460,7 +459,7 @@ class PriceList:
         self, upstream: str, card: Card, terms: CacheTerms = _ANY_MARKER, *, is_rewritten: bool = False
     ) -> CacheModel:
         """Return how the cache of an upstream's model works for requests with these terms, or that use it somehow."""
-        return find_cache(self.providers.get(upstream, _UNKNOWN_PROVIDER), card, terms, is_rewritten=is_rewritten)
+        return find_cache(self.providers.get(upstream, UNKNOWN_PROVIDER), card, terms, is_rewritten=is_rewritten)
 
     def price(self, upstream: str, model: str, usage: Usage) -> Cost:
         """Return the cost of a call with this usage."""

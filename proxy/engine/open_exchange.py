@@ -225,7 +225,6 @@ class OpenExchange:
     make_rounds: Callable[[bytes, Epoch | None], RoundSource | None] | None = None
     plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
     is_guarded: bool = False  # hold the next response back until its content begins, even if its status says success
-    after_send: list[Callable[[], None]] = field(default_factory=list)  # for `run_after_send`
     arrived: float = 0.0  # when the whole request was there; 0 if its body streams through
     overhead: float | None = None  # seconds from then until it was sent
     opening: Opening | None = None
@@ -266,11 +265,6 @@ class OpenExchange:
     def is_durable(self) -> bool:
         """True once everything that was queued is in the log."""
         return self.commit is not None and self.commit.done()
-
-    def run_after_send(self) -> None:
-        """Run the work deferred until after sending, once and in order, before the client gets a response head."""
-        while self.after_send:
-            self.after_send.pop(0)()
 
     def keep_piece(self, piece: bytes, clock: Clock) -> None:
         """Keep a piece of the response for the record."""

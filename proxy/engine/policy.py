@@ -102,6 +102,9 @@ class Provider:
         return self.cache == "breakpoints"
 
 
+UNKNOWN_PROVIDER = Provider()
+
+
 @dataclass(frozen=True, slots=True)
 class CredentialPlace:
     """The host of an upstream, and the key that calls to it have; without one they have that of the client."""

@@ -8,7 +8,7 @@ from proxy.context.model_catalog import Encoding
 from proxy.model.card import Card, LimitKey
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers, SessionKey
+from proxy.model.exchange import Headers, HeldRow, SessionKey
 from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
 from proxy.model.lineage import NodeRow, StoredSession
 from proxy.model.log import (
@@ -16,7 +16,6 @@ from proxy.model.log import (
     AuxiliaryUsage,
     BranchRow,
     ExchangeRow,
-    HeldRow,
     Record,
     Selection,
     SessionRow,

@@ -10,16 +10,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.open_exchange import OpenExchange, Retry, RoundSource
+from proxy.engine.open_exchange import OpenExchange, Retry, RetrySource, RoundSource
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer, is_event_stream, is_too_short
 from proxy.engine.response_stream import (
-    REFUSED,
     ResponseHold,
     StreamRelay,
-    find_hold,
     is_encoded,
     is_open_stream,
+    may_refuse,
     read_final_event,
     set_length,
     spell_in_stream,
@@ -27,7 +26,7 @@ from proxy.engine.response_stream import (
 from proxy.engine.runtime import EngineBus
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
-from proxy.model.exchange import SUCCESS, Completeness, Outcome, Timings, Trailer
+from proxy.model.exchange import SUCCESS, Completeness, Headers, Outcome, Timings, Trailer
 from proxy.model.log import Record
 from proxy.model.manifest import compute_digest
 from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
@@ -128,7 +127,6 @@ class RoundRecorder:
 
     def announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
         """Publish the end of a round, and queue its response for reading."""
-        exchange.run_after_send()
         opening = exchange.opening
         assert opening is not None, "the opening is recorded with the outcome at the latest"
         if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
@@ -232,46 +230,25 @@ class Relay:
                 exchange.rounds = None
 
     async def _carry_round(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> Retry | None:
-        """Carry one round. Return a retry if the response was refused and nothing of it was passed on."""
+        """Carry one round. Return the next one: a retry, if nothing of a refusal was passed on, or what follows."""
         response = await self._await_head(exchange, sending)
-        rounds = exchange.rounds
         try:
-            status = response.status
             await self._read_beginning(exchange, response)
             begun = exchange.beginning
-            if exchange.retries is not None and status < _ERROR:
+            if exchange.retries is not None and response.status < _ERROR:
                 await exchange.retries.accept()
-            if rounds is not None and rounds.is_continued:
-                return await self._continue(exchange, response, rounds)
-            if exchange.make_retries is not None and (status in REFUSED or (exchange.is_guarded and status in SUCCESS)):
-                hold = find_hold(exchange, exchange.make_retries, response, self.clock)
-                if hold is not None:
-                    if (retry := await self._find_retry(exchange, response, hold)) is not None:
-                        return retry
-                    begun = hold.held
-            if rounds is not None and status in SUCCESS and rounds.take_head(response.headers, begun):
-                return await self._relay_round(exchange, response, rounds, begun)
-            exchange.rounds = None
-            await self._relay(exchange, response, begun)
+            if exchange.make_retries is not None and may_refuse(exchange, response):
+                exchange.retries = exchange.retries or exchange.make_retries()
+                hold = ResponseHold(exchange, exchange.retries, response, self.clock)
+                if (retry := await self._find_retry(exchange, response, hold, exchange.retries)) is not None:
+                    return retry
+                begun = hold.held
+            rounds = exchange.rounds
+            if rounds is not None and not (response.status in SUCCESS and rounds.take_head(response.headers, begun)):
+                exchange.next_number, exchange.rounds = rounds.next_number, None
+            return await self._relay(exchange, response, begun)
         finally:
             response.close()
-        return None
-
-    async def _continue(self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource) -> Retry | None:
-        """Carry a further round of an answer. If it is refused and there is no retry, relay that."""
-        status, begun = response.status, exchange.beginning
-        is_stream = status in SUCCESS and is_open_stream(response.headers, begun)
-        if (is_stream or status in REFUSED) and exchange.make_retries is not None:
-            exchange.retries = exchange.retries or exchange.make_retries()
-            hold = ResponseHold(exchange, exchange.retries, response, self.clock)
-            if (retry := await self._find_retry(exchange, response, hold, rounds)) is not None:
-                return retry
-            begun = hold.held
-        if status in SUCCESS and rounds.take_head(response.headers, begun):
-            return await self._relay_round(exchange, response, rounds, begun)
-        exchange.next_number, exchange.rounds = rounds.next_number, None
-        await self._relay(exchange, response, begun)
-        return None
 
     async def _read_beginning(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
         """Read the first bytes of the response to a request for a stream, if its head does not say that it is one."""
@@ -289,39 +266,13 @@ class Relay:
             )
             raise
 
-    async def _relay_round(
-        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
-    ) -> Retry | None:
-        """Relay a round of an answer in which a model may recall. Return the next round, or None after the last one."""
-        completeness: Completeness = "aborted"
-        problem, kept = "", b""
-        try:
-            try:
-                held = await self._pass_round(exchange, response, rounds, begun)
-            except UpstreamUnreachable as error:
-                completeness, problem, exchange.ended_at = "truncated", str(error), self.clock.monotonic()
-                exchange.run_after_send()
-                kept = await self.recorder.redact(exchange, response)
-        except BaseException:
-            kept = await self.recorder.redact_anyway(exchange, response)
-            self.recorder.end_round(exchange, response, completeness, problem, kept)
-            raise
-        if completeness == "truncated":
-            self._break_off(exchange, response, rounds, problem, kept)
-            return None
-        retry, is_ended = await self._complete(exchange, self._end_round(exchange, response, rounds, held))
-        if not (is_ended or exchange.is_left):
-            await self._pass_trailers(exchange, response)
-        return retry
-
-    def _break_off(
-        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, problem: str, kept: bytes
-    ) -> None:
+    def _break_off(self, exchange: OpenExchange, response: UpstreamResponse, problem: str, kept: bytes) -> None:
         """Record a round that broke off, and break the client's response off."""
         self.recorder.end_round(exchange, response, "truncated", problem, kept)
-        head = response.headers if rounds.decode is None else rounds.head
-        exchange.client.start(response.status, set_length(forward_response(head), None))
-        exchange.client.write(rounds.break_off())
+        if (rounds := exchange.rounds) is not None:
+            head = response.headers if rounds.decode is None else rounds.head
+            exchange.client.start(response.status, set_length(forward_response(head), None))
+            exchange.client.write(rounds.break_off())
         exchange.client.abort()
 
     async def _complete(self, exchange: OpenExchange, ending: Coroutine[Any, Any, T]) -> T:
@@ -356,7 +307,6 @@ class Relay:
             if held:
                 rounds.hold(await read_final_event(response, exchange.buffer, held, rounds.decode))
             completeness, ended_at = "complete", self.clock.monotonic()
-            exchange.run_after_send()  # the plan of a further round needs that of the first
             exchange.is_final = not rounds.end_round()
             if exchange.is_left and not exchange.is_final:
                 raise asyncio.CancelledError
@@ -369,7 +319,7 @@ class Relay:
             raise
         exchange.ended_at = ended_at
         if rounds.fault:
-            self._break_off(exchange, response, rounds, rounds.fault, kept)
+            self._break_off(exchange, response, rounds.fault, kept)
             return None, True
         if retry is None:
             return None, await self._end_answer(exchange, response, rounds, kept)
@@ -401,10 +351,7 @@ class Relay:
     async def _end_answer(
         self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, kept: bytes
     ) -> bool:
-        """Record the last round of an answer, and what the answer is, and pass on its end.
-
-        Return whether the client has all of it: the body may not have ended yet.
-        """
+        """Record the last round of an answer, and what the answer is, and pass on its end. Return as `_finish` does."""
         rest, exchange.is_hidden = rounds.finish(), rounds.is_continued
         if exchange.is_head_sent and not rounds.is_stream:  # the client reads a stream that a comment has begun
             assert exchange.format is not None, "rounds are read in its format"
@@ -414,16 +361,33 @@ class Relay:
         except BaseException:
             self.recorder.end_round(exchange, response, "complete", kept=kept)
             raise
-        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept, also=records)
+        status = response.status if response.status in SUCCESS else _OK
+        head = set_length(forward_response(rounds.head), None if rounds.is_stream else len(rest))
+        return await self._finish(exchange, response, (status, head), rest, kept=kept, also=records)
+
+    async def _finish(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse,
+        head: tuple[int, Headers],
+        rest: bytes,
+        *,
+        kept: bytes,
+        also: Sequence[Record] = (),
+    ) -> bool:
+        """Record the end of a whole answer, and pass on the `rest` of it, once that is durable, behind its head.
+
+        Return whether the client has all of it: the body may not have ended yet.
+        """
+        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept, also=also)
         try:
-            if not (recorded.done() and recorded.result()):
+            if not (recorded.done() and recorded.result()):  # usually it is, since the journal has it
                 await self._durability.pass_on(recorded)
-            head, status = forward_response(rounds.head), response.status if response.status in SUCCESS else _OK
-            exchange.client.start(status, set_length(head, None if rounds.is_stream else len(rest)))
+            exchange.client.start(*head)
             is_last = response.is_ended or exchange.is_hidden  # now: the body may have ended during the commit
             exchange.client.write(rest, is_last=is_last)
         finally:
-            self.recorder.announce(exchange, outcome)
+            self.recorder.announce(exchange, outcome)  # after the last byte is written, to not delay it
         return is_last
 
     async def _await_head(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
@@ -436,7 +400,7 @@ class Relay:
             nonlocal flushing
             if exchange.has_body:
                 exchange.record_opening()
-            if exchange.after_send or not exchange.is_durable:
+            if not exchange.is_durable:
                 flushing = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self._flush_early, exchange)
 
         sent = asyncio.get_running_loop().call_soon(note_sent)  # then the request is written, and loses no time
@@ -459,8 +423,7 @@ class Relay:
         return response
 
     def _flush_early(self, exchange: OpenExchange) -> None:
-        """Run the deferred work and commit the records, since no response came at once."""
-        exchange.run_after_send()
+        """Commit the records, since no response came at once."""
         if not exchange.is_durable:
             self.archive.flush()
 
@@ -469,7 +432,7 @@ class Relay:
         exchange: OpenExchange,
         response: UpstreamResponse,
         hold: ResponseHold,
-        rounds: RoundSource | None = None,
+        retries: RetrySource,
     ) -> Retry | None:
         """Hold the response back while it may be a refusal. Return what to send instead, or None."""
         completeness: Completeness = "aborted"
@@ -480,11 +443,10 @@ class Relay:
             if refusal is None:
                 return None
             completeness, ended_at = "complete", self.clock.monotonic()
-            if rounds is not None:
+            if (rounds := exchange.rounds) is not None and rounds.is_continued:
                 retry = await rounds.find_retry(refusal, exchange.k)
             else:
-                assert exchange.retries is not None, "a response is held only where something else could be sent"
-                retry = await exchange.retries.find_retry(refusal)
+                retry = await retries.find_retry(refusal)
             kept = await self.recorder.redact(exchange, response) if retry is not None else b""
         except BaseException:
             kept = await self.recorder.redact_anyway(exchange, response)
@@ -497,41 +459,42 @@ class Relay:
 
     async def _wait_until_durable(self, exchange: OpenExchange) -> None:
         """Wait for the records that the first byte of a response waits for."""
-        exchange.run_after_send()
         commit = exchange.commit
         if commit is not None and not (commit.done() and commit.result()):
             if not commit.done():
                 self.archive.flush()
             await self._durability.pass_on(commit)
 
-    async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> None:
-        """Relay a response whose beginning `begun` was read and held back."""
-        held, break_off = b"", None
+    async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> Retry | None:
+        """Relay a response whose beginning `begun` was read and held back. Return the next round, if one follows."""
+        rounds = exchange.rounds
+        completeness: Completeness = "aborted"
+        problem, kept, held = "", b"", b""
         try:
             try:
-                held = await self._pass_on(exchange, response, begun)
+                if rounds is None:
+                    held = await self._pass_on(exchange, response, begun)
+                else:
+                    held = await self._pass_round(exchange, response, rounds, begun)
             except UpstreamUnreachable as error:
-                break_off = str(error)
-            kept = await self.recorder.redact(exchange, response)
+                completeness, problem, exchange.ended_at = "truncated", str(error), self.clock.monotonic()
+            if rounds is None or completeness == "truncated":
+                kept = await self.recorder.redact(exchange, response)
         except BaseException:
             kept = await self.recorder.redact_anyway(exchange, response)
-            self.recorder.end_round(exchange, response, "aborted", kept=kept)
+            self.recorder.end_round(exchange, response, completeness, problem, kept)
             raise
-        if break_off is not None:
-            self.recorder.end_round(exchange, response, "truncated", break_off, kept)
-            exchange.client.abort()
-            return
-        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept)
-        try:
-            if not (recorded.done() and recorded.result()):  # usually it is, since the journal has it
-                await self._durability.pass_on(recorded)
-            exchange.client.start(response.status, forward_response(response.headers))
-            is_last = response.is_ended  # now: the body may have ended during the commit
-            exchange.client.write(held, is_last=is_last)
-        finally:
-            self.recorder.announce(exchange, outcome)  # after the last byte is written, to not delay it
-        if not is_last:
+        if completeness == "truncated":
+            self._break_off(exchange, response, problem, kept)
+            return None
+        if rounds is None:
+            head = response.status, forward_response(response.headers)
+            retry, is_last = None, await self._finish(exchange, response, head, held, kept=kept)
+        else:
+            retry, is_last = await self._complete(exchange, self._end_round(exchange, response, rounds, held))
+        if not (is_last or exchange.is_left):
             await self._pass_trailers(exchange, response)
+        return retry
 
     async def _pass_on(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> bytes:
         """Pass on all but the last bytes of the response. Return those."""

@@ -108,15 +108,13 @@ async def read_final_event(
     return held
 
 
-def find_hold(
-    exchange: OpenExchange, make_retries: Callable[[], RetrySource], response: UpstreamResponse, clock: Clock
-) -> "ResponseHold | None":
-    """Return what holds back a response that may be a refusal, or None if it cannot be read as it arrives."""
-    if response.status in SUCCESS and is_event_stream(response.headers) and not is_plain_stream(response.headers):
-        return None
-    if exchange.retries is None:
-        exchange.retries = make_retries()
-    return ResponseHold(exchange, exchange.retries, response, clock)
+def may_refuse(exchange: OpenExchange, response: UpstreamResponse) -> bool:
+    """Return whether a response may refuse what was sent, and can be held back until that is known."""
+    if response.status not in SUCCESS:
+        return response.status in REFUSED
+    if exchange.rounds is not None and exchange.rounds.is_continued:
+        return is_open_stream(response.headers, exchange.beginning)
+    return exchange.is_guarded and (is_plain_stream(response.headers) or not is_event_stream(response.headers))
 
 
 def is_open_stream(headers: Headers, beginning: bytes = b"") -> bool:
@@ -127,9 +125,7 @@ def is_open_stream(headers: Headers, beginning: bytes = b"") -> bool:
 class ResponseHold:
     """Holds the beginning of one response while it may be a refusal."""
 
-    def __init__(
-        self, exchange: OpenExchange, retries: RetrySource | None, response: UpstreamResponse, clock: Clock
-    ) -> None:
+    def __init__(self, exchange: OpenExchange, retries: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
         self._exchange = exchange
         self._retries = retries
         self._response = response
@@ -198,7 +194,6 @@ class ResponseHold:
         if len(held) > REFUSAL_BYTES:
             self._start = "content"
         elif EVENT_END.search(held, max(0, len(held) - size - 3)):
-            assert self._retries is not None, "only where something else may be sent are events held"
             self._start = self._retries.read_start(bytes(held))
         return self._start == "undecided"
 

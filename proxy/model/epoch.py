@@ -247,9 +247,6 @@ class Original(Value, array_like=True):
 OUTSIDE = -1
 """The place of an original that is no message of its conversation: a file that a program has put into the log."""
 
-FILE_WIRE = "chat_completions"
-"""The format of the message that such a file is kept as. Its role is `file`, and its name is the path."""
-
 
 def name_file(reference: str) -> str:
     """Return the id of the exchange in which the log has the file behind a reference."""
@@ -305,6 +302,10 @@ class Epoch(Value, tag=True, array_like=True):
     rendered: tuple[bytes, ...]  # the raw messages that are sent
     originals: tuple[Original, ...] = ()
     tool: bytes = b""  # the raw tool that is the last one of its requests, by which a model recalls; empty if none
+
+    def list_edits(self) -> tuple[Edit, ...]:
+        """Return its edits; none where they were erased."""
+        return decode_edits(self.edits or b"[]")
 
     @property
     def is_compacted(self) -> bool:

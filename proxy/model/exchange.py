@@ -127,7 +127,16 @@ class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     body: Manifest | None
 
 
-class HeldCall(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class HeldRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A `HeldCall` without its body."""
+
+    exchange: str
+    history: Literal[HistoryMode, ""]
+    key: str
+    digest: bytes
+
+
+class HeldCall(HeldRow, frozen=True, tag=True):
     """What a client sent, of a request whose `Opening` has something else: the whole request where we hold its history.
 
     `key` is its idempotency key, empty if it has none. `digest` is the SHA-256 of the messages that it brought.
@@ -135,10 +144,6 @@ class HeldCall(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
     that it refers to.
     """
 
-    exchange: str
-    history: Literal[HistoryMode, ""]
-    key: str
-    digest: bytes
     body: Manifest
 
 

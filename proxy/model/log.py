@@ -12,10 +12,8 @@ import msgspec
 
 from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.exchange import (
-    Completeness,
     Headers,
     HeldCall,
-    HistoryMode,
     Kind,
     Mode,
     Opening,
@@ -199,49 +197,62 @@ class BranchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRow:
-    """One upstream call of an exchange. `completeness` is empty while the call is open, or if a crash cut it off.
-
-    `plan` is None if there was nothing to decide.
-    """
+class RoundFacts:
+    """One upstream call of an exchange. `completeness` is empty while the call is open, or if a crash cut it off."""
 
     k: int
     upstream: str
     status: int
-    headers: Headers
-    completeness: Completeness | str
+    completeness: str
     received_size: int
     is_capped: bool
-    timings: Timings | None
     error: str
-    answer: bytes
-    usage: Usage | None
     finish: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow(RoundFacts):
+    """A round with what its response said. `plan` is None if there was nothing to decide."""
+
+    timings: Timings | None
+    usage: Usage | None
+    headers: Headers
+    answer: bytes
     plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeRow:
-    """One client call: its request without the body, and how each round ended. `n` counts from 1 in its session.
+class CallFacts:
+    """A call of a client, the `n`-th of its session, and its place in the conversation."""
 
-    `relation` to `layers` come from its `Step`; without one they have their defaults.
-    """
-
-    seq: int
+    n: int
     id: str
     session: str
-    n: int
+    opened_ms: int
     kind: Kind
     wire: str
     mode: Mode
     model: str
     method: str
     target: str
+    relation: Relation | Literal[""]
+    is_side: bool
+    depth: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRow(CallFacts):
+    """One client call: its request without the body, and how each round ended. `n` counts from 1 in its session.
+
+    `relation` to `layers` come from its `Step`; without one they have their defaults.
+    """
+
+    seq: int
     headers: Headers
     request_size: int
     is_capped: bool
     digest: bytes
-    opened_ms: int
     rounds: tuple[RoundRow, ...]
     relation: Relation | Literal[""] = ""
     is_side: bool = False
@@ -249,15 +260,6 @@ class ExchangeRow:
     depth: int = 0
     base: int = 0
     layers: bytes = b""
-
-
-class HeldRow(NamedTuple):
-    """A call whose history we hold, as in `HeldCall`, by the id of its exchange."""
-
-    exchange: str
-    history: HistoryMode
-    key: str
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)

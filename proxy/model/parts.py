@@ -1,6 +1,6 @@
 """The parts of a message, as programs see them: one union, tagged by `type`.
 
-A part is a view of raw messages (`engine/memory/messages`), or what a program sends with `Session.send`. Times are in
+A part is made of raw messages (`engine/memory/messages`), or what a program sends with `Session.send`. Times are in
 milliseconds since 1970. An unknown value is null.
 """
 

@@ -30,7 +30,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     `tenant` is a fingerprint; None means every tenant, which only the admin token may ask for. `sessions` are ids; None
     means all of the tenant. `within` are the nodes that may be found (the ancestors of a request); None means all.
-    `in_view` are nodes whose whole content the requester sees, and which are left out; `seen` are texts of which no
+    `visible` are nodes whose whole content the requester sees, and which are left out; `seen` are texts of which no
     line is told again. `context` holds the words of the requester's last three steps, newest last. `tokens` fills the
     answer with snippets up to this many tokens, in place of a number of hits (`limit`). `vector` is set if passages are
     also to be found by their similarity.
@@ -40,7 +40,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str | None = None
     sessions: tuple[str, ...] | None = None
     within: frozenset[bytes] | None = None
-    in_view: frozenset[bytes] = frozenset()
+    visible: frozenset[bytes] = frozenset()
     seen: tuple[str, ...] = ()
     context: str = ""
     roles: tuple[str, ...] = ()

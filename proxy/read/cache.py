@@ -17,7 +17,8 @@ from proxy.context.cache_misses import (
 from proxy.context.pricing import Cost, price_missed
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import read_request, split_whole
+from proxy.engine.recorded.conversation import load_body, read_body
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import read_pages
 from proxy.model.errors import NotFound
 from proxy.model.exchange import MissCause, Usage
@@ -48,7 +49,7 @@ class MissTotal(msgspec.Struct, frozen=True):
     money: float | None
 
 
-class CacheCall(msgspec.Struct, frozen=True, kw_only=True):
+class CacheCall(msgspec.Struct, frozen=True):
     """A call and what it read of the cache, in words as well. `cost` is what it missed; `saved` what managing it saved.
 
     The counts are as in `CacheUse`. `message` is the number of the one that the client changed, `parameters` are those
@@ -144,24 +145,19 @@ class CacheReader:
         self._trail.add(prompt)
         self._sent[row.id] = row, answered.k
         cost, (_, saved) = price_missed(use, usage, card, cache), price_call(rounds, self._prices)
-        return CacheCall(
+        return describe(
+            CacheCall,
+            use,
             n=row.n,
             exchange=row.id,
             opened_ms=row.opened_ms,
             upstream=answered.upstream,
             model=row.model,
             input=usage.input,
-            read=use.read,
-            written=use.written,
-            expected=use.expected,
-            missed=use.missed,
-            use=use.use,
-            cause=use.cause,
             explanation=tell_miss(use, parameters),
             message=use.place or None,
             parameters=parameters,
             epoch_why=use.why,
-            is_told=use.is_told,
             idle_seconds=use.idle,
             cost=cost.tokens,
             money=cost.money,
@@ -194,8 +190,7 @@ class CacheReader:
             return cache
         before, k = self._sent[precedent.prompt.exchange]
         try:
-            body = read_request(before, await self._log.load_sent(before.id, k))
-            sent = split_whole(body, FORMATS[before.wire].items_key)
+            sent = read_body(before, await self._log.load_sent(before.id, k))
         except NotFound:
             return cache
         return self._prices.find_cache(prompt.upstream, card, FORMATS[before.wire].read_terms(sent))
@@ -209,10 +204,9 @@ class CacheReader:
     async def _name_parameters(self, row: ExchangeRow, before: ExchangeRow) -> list[str]:
         """Return the members that differ between two requests."""
         try:
-            bodies = [read_request(each, await self._log.load_request(each.id)) for each in (before, row)]
+            one, other = await load_body(self._log, before), await load_body(self._log, row)
         except NotFound:
             return []
-        one, other = (split_whole(body, FORMATS[row.wire].items_key) for body in bodies)
         return [name for name in CACHED_PARAMETERS if one.member(name) != other.member(name)]
 
 

@@ -7,84 +7,65 @@ lone surrogates that Python's types do not hold.
 import base64
 import json
 from collections.abc import Iterable
-from typing import Any, Literal, NoReturn, TypedDict
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from proxy.engine.ports import LogReader
+from proxy.engine.recorded.documents import describe
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Headers, Kind, Mode, Timings, Usage
-from proxy.model.lineage import Relation
-from proxy.model.log import ExchangeRow, RoundRow
+from proxy.model.exchange import Headers, Timings, Usage
+from proxy.model.log import CallFacts, ExchangeRow, RoundFacts, RoundRow
 from proxy.read.context import PlanDocument, describe_plan, find_bound
 
 
-class TimingsDocument(msgspec.Struct, frozen=True):
+class TimingsDocument(Timings, frozen=True, array_like=False):
     """Milliseconds from the sending of the request to the response's head, to its first body byte, and to its end.
 
     `overhead_ms` is how long the call waited for palimpsest before that; null for later rounds, and where unknown.
     """
 
-    head_ms: float
-    first_byte_ms: float
-    total_ms: float
     overhead_ms: float | None
 
 
-class RoundDocument(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RoundDocument(RoundFacts):
     """A request to an upstream and how its response ended; `completeness` is empty while it is open."""
 
-    k: int
-    upstream: str
-    status: int
-    completeness: str
-    received_size: int
-    is_capped: bool
-    error: str
-    finish: str
     timings: TimingsDocument | None
     usage: Usage | None
     plan: PlanDocument | None
 
 
-class WholeRound(RoundDocument, frozen=True):
+@dataclass(frozen=True, slots=True)
+class WholeRound(RoundDocument):
     """A round with the headers of its response, and what that says, assembled from a stream if it was one."""
 
     headers: list[tuple[str, str]]
     answer: msgspec.Raw | None
 
 
-class CallFacts(msgspec.Struct, frozen=True):
-    """A call of a client, the `n`-th of its session, and its place in the conversation."""
+@dataclass(frozen=True, slots=True)
+class _ReadableFacts(CallFacts):
+    """The facts of a call that JSON holds as text."""
 
-    n: int
-    id: str
-    session: str
-    opened_ms: int
-    kind: Kind
-    wire: str
-    mode: Mode
-    model: str
-    method: str
-    target: str
-    relation: Relation | Literal[""]
-    is_side: bool
-    depth: int
-    base: int
     tip: str
     request_size: int
     is_capped: bool
     digest: str
 
 
-class CallDocument(CallFacts, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CallDocument(_ReadableFacts):
     """A call in a listing."""
 
     rounds: list[RoundDocument]
 
 
-class WholeCall(CallFacts, frozen=True):
+@dataclass(frozen=True, slots=True)
+class WholeCall(_ReadableFacts):
     """A call with its request: as JSON, or in base64 where it is none; `missing` says why neither can be shown.
 
     `bound` is an upper bound of the request's tokens where they were not counted, else null.
@@ -98,17 +79,14 @@ class WholeCall(CallFacts, frozen=True):
     missing: str | UnsetType = UNSET
 
 
-class _Body(TypedDict, total=False):
-    """The members of a document that show a request's body."""
-
-    request: msgspec.Raw | None
-    request_base64: str
+Call = TypeVar("Call", CallDocument, WholeCall)
+ShownRound = TypeVar("ShownRound", RoundDocument, WholeRound)
 
 
 def list_calls(rows: Iterable[ExchangeRow]) -> list[CallDocument]:
     """Return exchanges as documents of a listing: without headers, responses and the request's body."""
     return [
-        CallDocument(**_list_facts(row), rounds=[RoundDocument(**_list_round_facts(each)) for each in row.rounds])
+        _describe(CallDocument, row, rounds=[_describe_round(RoundDocument, each) for each in row.rounds])
         for row in rows
     ]
 
@@ -116,23 +94,24 @@ def list_calls(rows: Iterable[ExchangeRow]) -> list[CallDocument]:
 async def describe_whole(log: LogReader, row: ExchangeRow) -> WholeCall:
     """Return an exchange with its request's body as a document; where that was erased, with the reason as `missing`."""
     rounds = [
-        WholeRound(
-            **_list_round_facts(each),
+        _describe_round(
+            WholeRound,
+            each,
             headers=_decode_headers(each.headers),
             answer=msgspec.Raw(each.answer) if each.answer else None,
         )
         for each in row.rounds
     ]
-    facts, headers = _list_facts(row), _decode_headers(row.headers)
+    found: dict[str, Any]
     try:
         request = await log.load_request(row.id)
+        found = {"bound": find_bound(row, request), **describe_body(request)}
     except NotFound as error:
-        return WholeCall(**facts, rounds=rounds, headers=headers, bound=None, request=None, missing=str(error))
-    body, bound = describe_body(request), find_bound(row, request)
-    return WholeCall(**facts, rounds=rounds, headers=headers, bound=bound, **body)
+        found = {"bound": None, "request": None, "missing": str(error)}
+    return _describe(WholeCall, row, rounds=rounds, headers=_decode_headers(row.headers), **found)
 
 
-def describe_body(content: bytes) -> _Body:
+def describe_body(content: bytes) -> dict[str, object]:
     """Return a request's body under the key that names its form: `request` for JSON, else `request_base64`."""
     if not content:
         return {"request": None}
@@ -162,20 +141,13 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _list_facts(row: ExchangeRow) -> dict[str, Any]:
-    own = {"tip": row.tip.hex(), "digest": row.digest.hex()}
-    return {name: getattr(row, name) for name in CallFacts.__struct_fields__} | own
+def _describe(kind: type[Call], row: ExchangeRow, **own: Any) -> Call:
+    return describe(kind, row, tip=row.tip.hex(), digest=row.digest.hex(), **own)
 
 
-def _list_round_facts(row: RoundRow) -> dict[str, Any]:
-    own = {"timings": _describe_timings(row.timings), "plan": describe_plan(row.plan)}
-    return {name: getattr(row, name) for name in RoundDocument.__struct_fields__} | own
-
-
-def _describe_timings(timings: Timings | None) -> TimingsDocument | None:
-    if timings is None:
-        return None
-    return TimingsDocument(*msgspec.structs.astuple(timings))
+def _describe_round(kind: type[ShownRound], row: RoundRow, **own: Any) -> ShownRound:
+    timings = row.timings and describe(TimingsDocument, row.timings)
+    return describe(kind, row, timings=timings, plan=describe_plan(row.plan), **own)
 
 
 def _decode_headers(headers: Headers) -> list[tuple[str, str]]:

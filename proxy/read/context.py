@@ -12,6 +12,7 @@ from proxy.engine.compaction.manual import Compaction
 from proxy.engine.context.epoch_admin import Pinned, Reversion, RevertDocument
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.conversation import cut_page, load_original_text
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import find_session
 from proxy.model.epoch import (
     Edit,
@@ -20,6 +21,7 @@ from proxy.model.epoch import (
     Kept,
     Plan,
     Pressure,
+    Reference,
     Replaced,
     Rung,
     Summary,
@@ -41,8 +43,6 @@ _MAX_PIN_CHARACTERS = 200
 _REFERENCE = re.compile(r"(?:ref:)?([a-z0-9]{10})")
 _WHERE = "`palimpsest diff SESSION N` and GET /-/api/sessions/SESSION/epochs/N name those there are"
 
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
-
 
 class PlanDocument(msgspec.Struct, frozen=True):
     """The plan of a round. `saving` and `owed` are in tokens of uncached input.
@@ -63,12 +63,9 @@ class PlanDocument(msgspec.Struct, frozen=True):
     sent_read: int | None
 
 
-class ReferenceDocument(msgspec.Struct, frozen=True):
+class ReferenceDocument(Reference, array_like=False):
     """A reference to the text of the messages from `start` up to `stop`, from character `offset` on."""
 
-    id: str
-    start: int
-    stop: int
     offset: int
 
 
@@ -180,11 +177,6 @@ class SummaryDocument(msgspec.Struct, frozen=True):
     is_live: bool
 
 
-_PLAN_FIELDS = PlanDocument.__struct_fields__
-_EPOCH_FIELDS = EpochDocument.__struct_fields__[1:-1]  # all that the epoch itself has
-_SUMMARY_FIELDS = SummaryDocument.__struct_fields__[:-1]
-
-
 class SummaryNode(NamedTuple):
     """A summary in the tree of a session: its depth, and its status towards the summary above it."""
 
@@ -210,7 +202,7 @@ class OriginalPage(NamedTuple):
 
 def describe_plan(plan: Plan | None) -> PlanDocument | None:
     """Return the plan of a round as a document; None where there was nothing to decide."""
-    return None if plan is None else PlanDocument(*(getattr(plan, name) for name in _PLAN_FIELDS))
+    return None if plan is None else describe(PlanDocument, plan)
 
 
 def find_bound(row: ExchangeRow, request: bytes) -> int | None:
@@ -237,8 +229,9 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
     except NotFound as error:
         count = len(await log.list_epochs(session))
         raise NotFound(f"{error}; it has {count}, counted from 1") from error
-    return WholeEpoch(
-        **msgspec.structs.asdict(describe_epoch(epoch, n)),
+    return describe(
+        WholeEpoch,
+        describe_epoch(epoch, n),
         through=epoch.through.hex(),
         edits=list_edits(epoch),
         rendered=[msgspec.Raw(message) for message in epoch.rendered],
@@ -247,8 +240,7 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
 
 def describe_epoch(epoch: Epoch, n: int) -> EpochDocument:
     """Return an epoch as a document of a listing."""
-    facts = {name: getattr(epoch, name) for name in _EPOCH_FIELDS}
-    return EpochDocument(n=n, **facts, references=list_references(epoch))
+    return describe(EpochDocument, epoch, n=n, references=list_references(epoch))
 
 
 def list_references(epoch: Epoch) -> list[ReferenceDocument]:
@@ -260,7 +252,7 @@ def list_references(epoch: Epoch) -> list[ReferenceDocument]:
 
 def list_edits(epoch: Epoch) -> list[EditDocument]:
     """Return the edits of an epoch as documents; none where they were erased."""
-    return [_describe_edit(edit) for edit in (_edits.decode(epoch.edits) if epoch.edits else ())]
+    return [_describe_edit(edit) for edit in epoch.list_edits()]
 
 
 def _describe_edit(edit: Edit) -> EditDocument:
@@ -351,10 +343,7 @@ async def load_summary(log: LogReader, prefix: str, name: str) -> SummaryDocumen
 def describe_summaries(summaries: Sequence[Summary]) -> list[SummaryDocument]:
     """Return summaries as documents."""
     replaced = _list_replaced(summaries)
-    return [
-        SummaryDocument(**{name: getattr(each, name) for name in _SUMMARY_FIELDS}, is_live=each.id not in replaced)
-        for each in summaries
-    ]
+    return [describe(SummaryDocument, each, is_live=each.id not in replaced) for each in summaries]
 
 
 def order_nodes(summaries: Sequence[Summary]) -> Iterator[SummaryNode]:

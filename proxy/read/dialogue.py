@@ -5,7 +5,7 @@ whatever the client does with its history later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -21,7 +21,7 @@ from proxy.engine.memory.messages import (
 )
 from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import find_format, list_raws, read_request, split_whole
+from proxy.engine.recorded.conversation import find_format, list_inputs, load_body
 from proxy.engine.recorded.lookup import find_session
 from proxy.model.errors import NotFound
 from proxy.model.log import BranchRow, ExchangeRow
@@ -34,6 +34,8 @@ from proxy.wire.identity import count_preamble
 
 MOST_SHOWN = 4000
 """Characters of a text up to which it is whole in a piece of a conversation."""
+
+M = TypeVar("M")
 
 _MOST_ADDED = 40
 _MOST_KNOWN = 4  # conversations
@@ -101,33 +103,33 @@ class AddedDocument(msgspec.Struct, frozen=True):
     missing: str
 
 
-class CallRaws(NamedTuple):
-    """The raw messages of a call: before the conversation, in it, and those of the answer.
+class CallMessages(NamedTuple, Generic[M]):
+    """The messages of a call, raw or parsed: before the conversation, in it, and those of the answer.
 
-    `missing` says why the request cannot be read, if it cannot.
+    `known` of those in it were in an earlier call of the session. `missing` says why the request cannot be read, if it
+    cannot.
     """
 
-    preamble: Sequence[bytes] = ()
-    messages: Sequence[bytes] = ()
-    answer: Sequence[bytes] = ()
+    preamble: Sequence[M] = ()
+    messages: Sequence[M] = ()
+    known: int = 0
+    answer: Sequence[M] = ()
     missing: str = ""
 
 
-async def load_call(log: LogReader, row: ExchangeRow, form: Format) -> CallRaws:
+async def load_call(log: LogReader, row: ExchangeRow, form: Format) -> CallMessages[bytes]:
     """Load the request and the answer of an exchange."""
     answer = form.list_echoes(row.rounds[-1].answer) if row.rounds and row.rounds[-1].answer else []
     try:
-        body = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
+        body = await load_body(log, row)
     except NotFound as error:
-        return CallRaws(answer=answer, missing=str(error))
-    raws = list_raws(body)
-    if not raws and (whole := body.member(form.items_key))[:1] == b'"':
-        raws = [b'{"role":"user","content":%b}' % whole]
+        return CallMessages(answer=answer, missing=str(error))
+    raws = list_inputs(body, form)
     leading = count_preamble(form.read_items(body.content, body.items))
     if instructions := body.member(form.instructions_key):
         raws.insert(0, b'{"role":"system","content":%b}' % instructions)
         leading += 1
-    return CallRaws(raws[:leading], raws[leading:], answer)
+    return CallMessages(raws[:leading], raws[leading:], min(row.base, len(raws) - leading), answer)
 
 
 async def load_added(log: LogReader, row: ExchangeRow) -> AddedDocument:

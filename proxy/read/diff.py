@@ -3,16 +3,15 @@
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
 from proxy.context.memory.traces import fit_text
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import find_format, list_raws, read_request, split_whole
-from proxy.engine.recorded.lookup import find_exchange
+from proxy.engine.recorded.conversation import find_format, list_raws, read_body
 from proxy.model.errors import NotFound
-from proxy.model.log import ExchangeRow, RoundRow
+from proxy.model.log import ExchangeRow
+from proxy.model.messages import Message
 from proxy.read.context import PlanDocument, describe_plan
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody
@@ -76,92 +75,26 @@ class DifferenceDocument(msgspec.Struct, frozen=True):
     changes: list[ChangeDocument]
 
 
-class Side(NamedTuple):
-    """A message that was sent or left out: its role, tokens and text, and the names of the tools it calls."""
-
-    role: str
-    tokens: int
-    text: str
-    calls: tuple[str, ...]
-    results: tuple[str, ...] = ()  # ids of the calls whose results it has
-
-    @property
-    def references(self) -> list[str]:
-        """Return the references in the text, each once."""
-        return list(dict.fromkeys(_REFERENCE.findall(self.text)))
-
-
-class Change(NamedTuple):
-    """A run of the client's messages, from `start` up to `stop` after the preamble, and what was sent in its place."""
-
-    start: int
-    stop: int
-    client: tuple[Side, ...]
-    sent: tuple[Side, ...]
-
-
-class Difference(NamedTuple):
-    """What was sent in a round, compared with the client's request.
-
-    `members` are the other members of the body that differ, with both raw values. `messages` is how many messages the
-    client sent after the preamble, `kept` how many of these were sent unchanged.
-    """
-
-    row: ExchangeRow
-    round: RoundRow
-    is_equal: bool
-    messages: int = 0
-    kept: int = 0
-    members: tuple[tuple[str, bytes, bytes], ...] = ()
-    changes: tuple[Change, ...] = ()
-
-
-async def load_difference(log: LogReader, prefix: str, n: int, tally: Tally, k: int | None = None) -> Difference:
-    """Compare round k, or the last, of the n-th exchange of the session with this prefix. Raises NotFound."""
-    row = await find_exchange(log, prefix, n)
+async def load_difference(log: LogReader, row: ExchangeRow, tally: Tally, k: int | None = None) -> DifferenceDocument:
+    """Compare round k of an exchange, or its last. Raises NotFound."""
     rounds = {each.k: each for each in row.rounds}
     found = rounds.get(max(rounds, default=0) if k is None else k)
     if found is None:
-        raise NotFound(f"exchange {n} has no such round; it has {len(rounds) or 'none'}")
+        raise NotFound(f"exchange {row.n} has no such round; it has {len(rounds) or 'none'}")
     request, sent = await log.load_request(row.id), await log.load_sent(row.id, found.k)
-    if request != sent:
-        key = find_format(row).items_key
-        request, sent = read_request(row, request), read_request(row, sent)
+    plan = describe_plan(found.plan)
+    same = DifferenceDocument(row.session, row.n, found.k, False, plan, 0, 0, [], [])
     if request == sent:
-        return Difference(row, found, is_equal=True)
-    return await _compare(row, found, split_whole(request, key), split_whole(sent, key), tally)
-
-
-def describe_difference(found: Difference) -> DifferenceDocument:
-    """Return a difference as a document."""
-    return DifferenceDocument(
-        session=found.row.session,
-        n=found.row.n,
-        k=found.round.k,
-        is_modified=not found.is_equal,
-        plan=describe_plan(found.round.plan),
-        messages=found.messages,
-        kept=found.kept,
-        members=[MemberDocument(name, _decode(client), _decode(sent)) for name, client, sent in found.members],
-        changes=describe_changes(found.changes),
-    )
-
-
-def describe_changes(changes: Sequence[Change]) -> list[ChangeDocument]:
-    """Return changes as documents."""
-    return [
-        ChangeDocument(
-            change.start,
-            change.stop,
-            [SideDocument(*_list_facts(side)) for side in change.client],
-            [SentDocument(*_list_facts(side), references=side.references) for side in change.sent],
-        )
-        for change in changes
-    ]
-
-
-def _list_facts(side: Side) -> tuple[str, int, str, tuple[str, ...]]:
-    return fit_text(side.role), side.tokens, fit_text(side.text), tuple(map(fit_text, side.calls))
+        return same
+    form, client, upstream = find_format(row), read_body(row, request), read_body(row, sent)
+    if client.content == upstream.content:
+        return same
+    theirs, ours = list_raws(client), list_raws(upstream)
+    count = count_preamble(form.read_items(client.content, client.items))
+    changes = await compare_messages(row.wire, theirs, ours, partial(tally, row.model), count)
+    kept = len(theirs) - sum(b - a for a, b, _, _ in align(theirs, ours)) - count
+    members = list(_compare_members(client, upstream, form.items_key))
+    return DifferenceDocument(row.session, row.n, found.k, True, plan, len(theirs) - count, kept, members, changes)
 
 
 def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
@@ -186,7 +119,7 @@ def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int
     return runs
 
 
-def pair_sides(client: Sequence[Side], sent: Sequence[Side]) -> Iterator[tuple[int, int, int, int]]:
+def pair_messages(client: Sequence[Message], sent: Sequence[Message]) -> Iterator[tuple[int, int, int, int]]:
     """Yield the edits of a run that differs, as `align` does its runs.
 
     A message that stands for one of the client's, since it has the result of the same call or begins like it, is an
@@ -205,30 +138,13 @@ def pair_sides(client: Sequence[Side], sent: Sequence[Side]) -> Iterator[tuple[i
         yield at, len(client), begin, len(sent)
 
 
-def _stands_for(sent: Side, client: Side) -> bool:
+def _stands_for(sent: Message, client: Message) -> bool:
     if sent.role != client.role:
         return False
     if sent.results or client.results:
         return sent.results == client.results
-    is_same = sent.text == client.text and sent.calls == client.calls
+    is_same = sent.text == client.text and _name_calls(sent) == _name_calls(client)
     return is_same or _count_equal(sent.text, client.text) >= _SAME_BEGINNING
-
-
-async def _compare(row: ExchangeRow, found: RoundRow, client: SplitBody, sent: SplitBody, tally: Tally) -> Difference:
-    form = find_format(row)
-    theirs, ours = list_raws(client), list_raws(sent)
-    count = count_preamble(form.read_items(client.content, client.items))
-    changes = await compare_messages(row.wire, theirs, ours, partial(tally, row.model), count)
-    kept = len(theirs) - sum(b - a for a, b, _, _ in align(theirs, ours))
-    return Difference(
-        row,
-        found,
-        is_equal=False,
-        messages=len(theirs) - count,
-        kept=kept - count,
-        members=tuple(_compare_members(client, sent, form.items_key)),
-        changes=tuple(changes),
-    )
 
 
 async def compare_messages(
@@ -237,33 +153,40 @@ async def compare_messages(
     ours: Sequence[bytes],
     tally: Callable[[Sequence[bytes]], Awaitable[Sequence[int]]],
     leading: int = 0,
-) -> list[Change]:
+) -> list[ChangeDocument]:
     """Compare raw messages that were sent with the client's, whose first `leading` ones have no place."""
-    runs = align(theirs, ours)
+    runs, parse = align(theirs, ours), FORMATS[wire].parse_message
     tokens = iter(await tally([raw for a, b, c, d in runs for raw in (*theirs[a:b], *ours[c:d])]))
     changes = []
     for a, b, c, d in runs:
-        left = [_read_side(wire, raw, next(tokens)) for raw in theirs[a:b]]
-        right = [_read_side(wire, raw, next(tokens)) for raw in ours[c:d]]
-        for start, stop, begin, end in pair_sides(left, right):
+        left, right = ([parse(raw) for raw in raws] for raws in (theirs[a:b], ours[c:d]))
+        gone = [SideDocument(*_list_facts(each, next(tokens))) for each in left]
+        put = [
+            SentDocument(*_list_facts(each, next(tokens)), list(dict.fromkeys(_REFERENCE.findall(each.text))))
+            for each in right
+        ]
+        for start, stop, begin, end in pair_messages(left, right):
             first, last = a + start - leading, a + stop - leading
-            changes.append(Change(first, last, tuple(left[start:stop]), tuple(right[begin:end])))
+            changes.append(ChangeDocument(first, last, gone[start:stop], put[begin:end]))
     return changes
 
 
-def _compare_members(client: SplitBody, sent: SplitBody, key: str) -> Iterator[tuple[str, bytes, bytes]]:
+def _compare_members(client: SplitBody, sent: SplitBody, key: str) -> Iterator[MemberDocument]:
     for name in dict.fromkeys((*client.members, *sent.members)):
         if name != key and client.member(name) != sent.member(name):
-            yield name, client.member(name), sent.member(name)
+            yield MemberDocument(name, _decode(client.member(name)), _decode(sent.member(name)))
 
 
 def _count_equal(one: Sequence[object], other: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _read_side(wire: str, raw: bytes, tokens: int) -> Side:
-    message = FORMATS[wire].parse_message(raw)
-    return Side(message.role, tokens, message.text, tuple(call.name for call in message.calls), message.results)
+def _list_facts(message: Message, tokens: int) -> tuple[str, int, str, tuple[str, ...]]:
+    return fit_text(message.role), tokens, fit_text(message.text), tuple(map(fit_text, _name_calls(message)))
+
+
+def _name_calls(message: Message) -> list[str]:
+    return [call.name for call in message.calls]
 
 
 def _decode(raw: bytes) -> str | None:

@@ -13,12 +13,13 @@ from proxy.engine.compaction.manual import ManualCompaction, check_unmanaged
 from proxy.engine.compaction.preview import PlannedEpoch, PreviewKind, plan_epoch
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.models import PriceList
+from proxy.engine.recorded.documents import describe
 from proxy.model.epoch import Epoch, EpochReason, Strategy, read_view
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow
 from proxy.read.context import EditDocument, ReferenceDocument, describe_epoch, list_edits
-from proxy.read.diff import ChangeDocument, compare_messages, describe_changes
+from proxy.read.diff import ChangeDocument, compare_messages
 
 _MOST_CALLS = 100
 
@@ -109,19 +110,15 @@ async def _describe(
         money = prices.price(request.upstream.name, row.model, Usage(input=round(abs(tokens)))).money
         return Cost(tokens, None if money is None else money if tokens >= 0 else -money)
 
-    return EpochPreview(
+    return describe(
+        EpochPreview,
+        epoch,
         session=row.session,
         n=len(known) + 1,
         state="preview",
-        view=epoch.view,
         strategy=read_view(epoch.view)[1],
-        why=epoch.why,
         explanation=_explain(row, epoch, calls),
         call=row.n,
-        parent=epoch.parent,
-        depth=epoch.depth,
-        tokens_before=epoch.tokens_before,
-        tokens_after=epoch.tokens_after,
         cost=price(cost),
         saving=price(saving),
         calls_away=calls,
@@ -130,7 +127,7 @@ async def _describe(
         through=epoch.through.hex(),
         edits=list_edits(epoch),
         rendered=[msgspec.Raw(message) for message in epoch.rendered],
-        diff=describe_changes(changes),
+        diff=changes,
     )
 
 

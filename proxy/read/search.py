@@ -3,18 +3,21 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol, TypeVar, get_args
+from typing import Annotated, Protocol, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
 from proxy.context.memory.traces import fit_text
 from proxy.context.references import PAGE
 from proxy.engine.ports import Index, LogReader
+from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.recorded.conversation import load_nodes
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import find_session, pick_branch
 from proxy.model.errors import BadRequest, Erased, NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.search import EntryKind, Hit, SearchAnswer, SearchQuery, Visibility
+from proxy.model.search import EntryKind, Hit, SearchQuery, Visibility
 from proxy.read.context import OriginalPage, load_page
 
 DEFAULT_LIMIT, MOST_HITS = 20, 200
@@ -68,25 +71,24 @@ class AnswerDocument(msgspec.Struct, frozen=True):
     behind: int
 
 
-class SearchRequest(NamedTuple):
-    """A search as it is asked for, with every value as text. Empty values do not restrict it.
+class SearchRequest(msgspec.Struct, frozen=True):
+    """A search as it is asked for. Empty values do not restrict it.
 
-    `session` is a prefix of an id, `branch` one of a tip of that session: only what its history has is found. `kind`,
-    `role`, `sender` and `tool` are one or several, separated by commas. `since` and `until` are a date or time (ISO
-    8601, UTC unless it says otherwise), or how long ago, such as `3d`.
+    Of a `branch` only what its history has is found. `since` and `until` may be in ISO 8601, in UTC unless they say
+    otherwise.
     """
 
-    text: str
-    session: str = ""
-    kind: str = ""
-    role: str = ""
-    tool: str = ""
-    since: str = ""
-    until: str = ""
-    branch: str = ""
-    sender: str = ""
-    limit: int = DEFAULT_LIMIT
-    tokens: int | None = None
+    q: Annotated[str, Meta(description="what to look for: any text")]
+    session: Annotated[str, Meta(description="the id of a session, or a prefix of it")] = ""
+    branch: Annotated[str, Meta(description="the tip of a branch of it, or a prefix of that")] = ""
+    kind: Annotated[str, Meta(description="kinds of entries, separated by commas")] = ""
+    role: Annotated[str, Meta(description="user, assistant, tool, other; several with commas")] = ""
+    sender: Annotated[str, Meta(description="names of users, separated by commas")] = ""
+    tool: Annotated[str, Meta(description="names of tools, separated by commas")] = ""
+    since: Annotated[str, Meta(description="a date, a time, or `3d`, `2h`, `30m` ago")] = ""
+    until: Annotated[str, Meta(description="the same")] = ""
+    limit: Annotated[int, Meta(ge=1, le=MOST_HITS, description="how many hits at most")] = DEFAULT_LIMIT
+    tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="fill the answer with so many")] | None = None
 
 
 class SearchLog(LogReader, Protocol):
@@ -97,34 +99,43 @@ class SearchLog(LogReader, Protocol):
         ...
 
 
-async def search_log(
-    log: SearchLog, index: Index, request: SearchRequest, now_ms: int, tenant: str | None = None
-) -> SearchAnswer:
-    """Search as asked, in the sessions of one tenant, or with None in all. Raises BadRequest and NotFound."""
-    sessions = within = None
-    if request.session:
-        sessions = (await find_own_session(log, request.session, tenant),)
-    if request.branch and sessions is None:
-        raise BadRequest("a branch is one of a session: name that, too")
-    if request.branch and sessions is not None:
-        branch = pick_branch(await log.list_branches(sessions[0]), request.branch)
-        within = frozenset(await load_nodes(log, sessions[0], branch))
-    return await index.search(
-        SearchQuery(
-            text=request.text,
-            tenant=tenant,
-            sessions=sessions,
-            within=within,
-            senders=_split(request.sender),
-            roles=_read_names(request.role, "role", ROLES),
-            tools=_split(request.tool),
-            kinds=_read_names(request.kind, "kind", KINDS),
-            since_ms=read_since(request.since, now_ms) if request.since else 0,
-            until_ms=read_since(request.until, now_ms) if request.until else None,
-            limit=request.limit,
-            tokens=request.tokens,
+class LogSearch:
+    """Searches the log, and says of each hit whether the model sees it."""
+
+    def __init__(self, log: SearchLog, index: Index) -> None:
+        self._log = log
+        self._index = index
+        self._visibility = VisibilityReader(log, index)
+
+    async def search(self, request: SearchRequest, now_ms: int, tenant: str | None = None) -> AnswerDocument:
+        """Search as asked, in the sessions of one tenant, or with None in all. Raises BadRequest and NotFound."""
+        sessions = within = None
+        if request.session:
+            sessions = (await find_own_session(self._log, request.session, tenant),)
+        if request.branch and sessions is None:
+            raise BadRequest("a branch is one of a session: name that, too")
+        if request.branch and sessions is not None:
+            branch = pick_branch(await self._log.list_branches(sessions[0]), request.branch)
+            within = frozenset(await load_nodes(self._log, sessions[0], branch))
+        found = await self._index.search(
+            SearchQuery(
+                text=request.q,
+                tenant=tenant,
+                sessions=sessions,
+                within=within,
+                senders=_split(request.sender),
+                roles=_read_names(request.role, "role", ROLES),
+                tools=_split(request.tool),
+                kinds=_read_names(request.kind, "kind", KINDS),
+                since_ms=read_since(request.since, now_ms) if request.since else 0,
+                until_ms=read_since(request.until, now_ms) if request.until else None,
+                limit=request.limit,
+                tokens=request.tokens,
+            )
         )
-    )
+        visible = await self._visibility.judge(found.hits)
+        hits = [_describe_hit(hit, each) for hit, each in zip(found.hits, visible, strict=True)]
+        return AnswerDocument(hits, found.is_complete, found.behind)
 
 
 async def find_own_session(log: SearchLog, prefix: str, tenant: str | None) -> str:
@@ -164,12 +175,6 @@ async def load_found_page(
 
 def _split(names: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, names.split(","))))
-
-
-def describe_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -> AnswerDocument:
-    """Return an answer as a document. `visible` says of each hit whether the model sees it."""
-    hits = [_describe_hit(hit, each) for hit, each in zip(answer.hits, visible, strict=True)]
-    return AnswerDocument(hits, answer.is_complete, answer.behind)
 
 
 def read_since(text: str, now_ms: int) -> int:
@@ -212,18 +217,5 @@ async def _load_indexed_page(
 
 
 def _describe_hit(hit: Hit, visibility: Visibility | None) -> HitDocument:
-    return HitDocument(
-        reference=hit.reference,
-        session=hit.session,
-        node=hit.node.hex(),
-        exchange=hit.exchange,
-        n=hit.n,
-        role=fit_text(hit.role),
-        sender=fit_text(hit.sender),
-        tool=fit_text(hit.tool),
-        kind=hit.kind,
-        at_ms=hit.at_ms,
-        snippet=fit_text(hit.snippet),
-        score=round(hit.score, 3),
-        visibility=visibility,
-    )
+    texts = {name: fit_text(getattr(hit, name)) for name in ("role", "sender", "tool", "snippet")}
+    return describe(HitDocument, hit, node=hit.node.hex(), score=round(hit.score, 3), visibility=visibility, **texts)

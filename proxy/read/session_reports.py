@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from proxy.context.loops.detection import Repetition, find_repeated_call, follow_run
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import list_raws, read_request, split_whole
+from proxy.engine.recorded.conversation import list_raws, load_body
 from proxy.engine.recorded.lookup import find_session
 from proxy.model.card import Card
 from proxy.model.errors import NotFound
@@ -91,7 +91,7 @@ class LoopReader:
         """Return the loop that a call goes on with, judged by its request as well."""
         form = FORMATS[row.wire]
         try:
-            raws = list_raws(split_whole(read_request(row, await self._log.load_request(row.id)), form.items_key))
+            raws = list_raws(await load_body(self._log, row))
         except NotFound:
             return None
         raws += form.list_echoes(row.rounds[-1].answer)

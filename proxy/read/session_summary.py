@@ -16,7 +16,8 @@ from proxy.context.pricing import Cost
 from proxy.context.user_rules import list_sentences
 from proxy.context.verbatim import find_client_messages
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import list_raws, read_request, split_whole
+from proxy.engine.recorded.conversation import find_format, list_inputs, read_body
+from proxy.engine.recorded.documents import describe
 from proxy.model.epoch import Strategy, read_view
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
@@ -24,7 +25,6 @@ from proxy.model.figures import Newest, SessionHead
 from proxy.model.log import SessionRow
 from proxy.model.lru import LruCache
 from proxy.read.savings import SavedTotal, Saving, SavingsInputs, describe_saving, load_totals
-from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.headers import find_header
 
@@ -149,26 +149,17 @@ def _summarize(
     client, title = names
     name = shorten_title(name_session(row.family))
     spent, is_counted = total.spent if total.is_charged else Cost(0.0, None), bool(total.counted)
-    return SessionSummary(
-        id=row.id,
+    return describe(
+        SessionSummary,
+        row,
         title=title or name,
         name=name,
         client=client,
-        model=row.model,
-        upstream=row.upstream,
         strategy=read_view(newest.view)[1] if newest.view else None,
         mode=newest.mode,
         status="live" if _is_live(total, newest, now_ms) else "idle",
-        family=row.family,
-        parent=row.parent,
-        adopted=row.adopted,
-        seq=row.seq,
-        created_ms=row.created_ms,
-        last_ms=row.last_ms,
         calls=row.exchanges,
         turns=total.ends + (not newest.is_ended),
-        side=row.side,
-        branches=row.branches,
         epochs=newest.epochs,
         summaries=newest.summaries,
         errors=total.errors,
@@ -186,7 +177,6 @@ def _summarize(
             total.auxiliary.tokens,
             total.auxiliary.money,
         ),
-        erased_ms=row.erased_ms,
     )
 
 
@@ -288,18 +278,12 @@ def name_client(headers: Headers) -> str:
 
 async def load_title(log: LogReader, head: SessionHead) -> str:
     """Return the title of a session that begins with this call; empty if its request was erased, or cannot be read."""
-    if head.wire not in FORMATS:
-        return ""
-    form = FORMATS[head.wire]
     try:
-        body = read_request(head, await log.load_request(head.exchange))
-        split = split_whole(body, form.items_key)
+        form = find_format(head)
+        body = read_body(head, await log.load_request(head.exchange))
     except ProxyError:
         return ""
-    raws = list_raws(split)
-    if not raws and (whole := split.member(form.items_key))[:1] == b'"':
-        raws = [b'{"role":"user","content":%b}' % whole]
-    return find_title(form, raws)
+    return find_title(form, list_inputs(body, form))
 
 
 def find_title(form: Format, raws: Iterable[bytes]) -> str:

@@ -7,7 +7,8 @@ from itertools import accumulate
 import msgspec
 
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import find_format, list_raws, read_request, split_whole
+from proxy.engine.recorded.conversation import find_format, list_raws, load_body
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import find_session
 from proxy.model.errors import NotFound
 from proxy.model.lineage import Relation
@@ -119,9 +120,7 @@ class BranchWords:
     async def _read(self, session: str, fork: Fork) -> str:
         for row in await self._log.list_calls(session, fork.own[-1] - 1, 1) if fork.own else ():
             try:
-                form = find_format(row)
-                body = read_request(row, await self._log.load_request(row.id))
-                raws = list_raws(split_whole(body, form.items_key))
+                form, raws = find_format(row), list_raws(await load_body(self._log, row))
             except NotFound:
                 return ""
             for raw in reversed(raws):
@@ -148,11 +147,10 @@ def describe_overview(
         numbers = [call.n for call in fork.branch.exchanges] if left > 0 else None
         left -= len(numbers or ())
         branches.append(
-            BranchDocument(
+            describe(
+                BranchDocument,
+                fork.branch,
                 tip=fork.branch.tip.hex(),
-                depth=fork.branch.depth,
-                relation=fork.branch.relation,
-                is_side=fork.branch.is_side,
                 left=fork.branch.left.hex(),
                 after=fork.after,
                 own=fork.own,

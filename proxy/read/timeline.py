@@ -13,6 +13,7 @@ from proxy.context.memory.traces import fit_text
 from proxy.context.pricing import Cost, price_usage
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
+from proxy.engine.recorded.documents import describe
 from proxy.model.epoch import Epoch, EpochReason, read_view
 from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.figures import RoundFigures
@@ -234,20 +235,14 @@ def _summarize(
     cost = price_rewrite(opening, prices) if opening is not None else None
     saved = [each for _, each in (price_round(row, prices) for row in rows) if each is not None]
     paid = sum(saved, start=Cost()) + (cost or Cost()) if saved else Cost()
-    return EpochSummary(
+    return describe(
+        EpochSummary,
+        epoch,
         n=n,
-        id=epoch.id,
         at_ms=epoch.opened_ms,
-        view=epoch.view,
         strategy=read_view(epoch.view)[1],
-        why=epoch.why,
         explanation=explain_epoch(epoch),
         call=rows[0].n if rows else None,
-        exchange=epoch.exchange,
-        parent=epoch.parent,
-        depth=epoch.depth,
-        tokens_before=epoch.tokens_before,
-        tokens_after=epoch.tokens_after,
         cost=cost,
         paid_back=PaidBack(paid.tokens, paid.money, len({row.n for row in rows})),
         state=state,

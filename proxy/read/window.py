@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from proxy.context.budget import compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.conversation import list_raws, load_history, read_request, split_whole
+from proxy.engine.recorded.conversation import list_raws, load_body, load_history, read_body
 from proxy.engine.recorded.lookup import find_newest_call, find_session, load_sent_epoch
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Strategy, Written, read_view
+from proxy.model.epoch import Epoch, Kept, Replaced, Strategy, Written, read_view
 from proxy.model.errors import NotFound
 from proxy.model.figures import Newest
 from proxy.model.log import ExchangeRow
@@ -66,7 +66,6 @@ _HEAD = 200  # characters
 _MOST_KNOWN = 256
 
 Held = tuple[tuple[WindowKind, int], ...]
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class WindowPart(msgspec.Struct, frozen=True):
@@ -133,7 +132,7 @@ async def load_window(
     session = await find_session(log, prefix)
     row = await find_newest_call(log, session)
     form = FORMATS[row.wire]
-    split = split_whole(read_request(row, await log.load_sent(row.id, row.rounds[-1].k)), form.items_key)
+    split = read_body(row, await log.load_sent(row.id, row.rounds[-1].k))
     (newest,) = await log.load_newest((session,)) or (Newest(session),)
     epoch = await load_sent_epoch(log, row)
     written = await _name_written(log, epoch)
@@ -203,11 +202,11 @@ async def _count_reasoning(row: ExchangeRow, raws: Sequence[bytes], tally: Tally
 
 async def _name_written(log: LogReader, epoch: Epoch | None) -> dict[str, WindowKind]:
     """Return the kinds of the texts that an epoch has in place of messages."""
-    if epoch is None or not epoch.edits:
+    if epoch is None:
         return {}
     levels = {each.id: each.level for each in await log.list_summaries(epoch.session)}
     found: dict[str, WindowKind] = {}
-    for edit in _edits.decode(epoch.edits):
+    for edit in epoch.list_edits():
         if isinstance(edit, Replaced):
             if edit.text:
                 found[edit.text.strip()] = "file" if edit.kind == "file" else "tombstone"
@@ -225,16 +224,16 @@ async def _list_held(log: LogReader, row: ExchangeRow, epoch: Epoch | None, tall
     """
     try:
         if epoch is None:
-            difference = await load_difference(log, row.session, row.n, tally)
+            difference = await load_difference(log, row, tally)
             sides = [side for change in difference.changes for side in change.client]
             return tuple([(_ROLES.get(side.role, "other"), side.tokens) for side in sides])
         if not epoch.depth:
             return ()
         form = FORMATS[row.wire]
-        raws = list_raws(split_whole(read_request(row, await log.load_request(row.id)), form.items_key))
+        raws = list_raws(await load_body(log, row))
     except NotFound:
         return ()
-    kept = {edit.place for edit in (_edits.decode(epoch.edits) if epoch.edits else ()) if isinstance(edit, Kept)}
+    kept = {edit.place for edit in epoch.list_edits() if isinstance(edit, Kept)}
     theirs = raws[_count_leading(form, raws) :][: epoch.depth]
     held = [raw for place, raw in enumerate(theirs) if place not in kept]
     sums: dict[WindowKind, int] = {}

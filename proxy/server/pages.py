@@ -43,14 +43,13 @@ _ESCAPES = ((b"<", b"\\u003c"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9",
 
 
 class PageRoute(NamedTuple):
-    """A page below `/-`: its path, its view, its title, and the path of the API's document that it shows.
+    """A page below `/-`: its path, its fragment, its title, and the path of the API's document that it shows.
 
-    A view has a fragment of HTML and a script of its name. A page that `needs` a query parameter shows nothing without
-    it.
+    A fragment of HTML and a script have that name. A page that `needs` a query parameter shows nothing without it.
     """
 
     path: str
-    view: str
+    fragment: str
     title: str
     document: str
     needs: str = ""
@@ -94,7 +93,9 @@ class Pages:
         self._endpoints = {route.path: route.endpoint for route in api if isinstance(route.endpoint, Endpoint)}
         self._files = load_files(_FILES)
         self._template = Template((_FILES / "page.html").read_text("utf-8"))
-        self._fragments = {page.view: (_FILES / "views" / f"{page.view}.html").read_text("utf-8") for page in PAGES}
+        self._fragments = {
+            page.fragment: (_FILES / "views" / f"{page.fragment}.html").read_text("utf-8") for page in PAGES
+        }
 
     def list_routes(self) -> Sequence[BaseRoute]:
         """Return the routes, below `/-`."""
@@ -122,10 +123,10 @@ class Pages:
         found = self._template.substitute(
             nonce=nonce,
             title=html.escape(page.title),
-            view=page.view,
+            view=page.fragment,
             status=status,
-            links=_link_pages(page.view),
-            main=self._fragments[page.view],
+            links=_link_pages(page.fragment),
+            main=self._fragments[page.fragment],
             footer=html.escape(f"palimpsest {__version__} · {request.url.netloc}"),
             twin=html.escape(f"{request.url.path.rstrip('/')}.json{query}" if page.path != "/" else "/-/sessions.json"),
             data=escape_data(data).decode("utf-8", "replace"),
@@ -215,7 +216,7 @@ def load_files(directory: Path) -> dict[str, StaticFile]:
     return found
 
 
-def _link_pages(view: str) -> str:
-    """Return the links to the main pages; the one that leads to this view is marked."""
-    here = {path: ' aria-current="page"' for path, _, views in _NAVIGATION if view in views}
+def _link_pages(fragment: str) -> str:
+    """Return the links to the main pages; the one that leads to this one is marked."""
+    here = {path: ' aria-current="page"' for path, _, fragments in _NAVIGATION if fragment in fragments}
     return "".join(f'<a href="{path}"{here.get(path, "")}>{name}</a>' for path, name, _ in _NAVIGATION)

@@ -30,6 +30,7 @@ from proxy.model.events import AnswerRead, CallUnreadableEvent, EpochOpened, Exc
 from proxy.model.exchange import Headers, Usage
 from proxy.telemetry.policy import TelemetryPolicy
 from proxy.telemetry.span_content import describe_request, describe_response
+from proxy.wire import FORMATS, OWN_FORMAT
 from proxy.wire.format import Format
 
 _log = logging.getLogger("palimpsest.telemetry")
@@ -283,7 +284,7 @@ def _name_provider(host: str, wire: str) -> str:
     for ending, provider in _PROVIDERS.items():
         if host == ending or host.endswith(f".{ending}"):
             return provider
-    return "anthropic" if wire == "anthropic_messages" else "openai"
+    return FORMATS.get(wire, OWN_FORMAT).api
 
 
 def _list_usage(usage: Usage) -> list[tuple[str, int]]:

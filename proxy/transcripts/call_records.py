@@ -11,7 +11,6 @@ from proxy.transcripts.transcript import (
     Transcript,
     TranscriptFile,
     Value,
-    Wire,
     encode,
     read_lines,
     read_list,
@@ -45,7 +44,7 @@ def _find_items(request: Value) -> str:
     return next((name for name in ("messages", "input") if isinstance(request.get(name), list)), "")
 
 
-def _find_wire(line: Value) -> Wire:
+def _find_wire(line: Value) -> str:
     request, response = read_map(line.get("request")), read_map(line.get("response"))
     if _find_items(request) == "input":
         return "responses"
@@ -63,7 +62,8 @@ def _read_session(lines: Sequence[Value], name: str, path: str, *, broken: int, 
         usage = form.read_answer(response).usage
         is_known = usage is not None and bool(usage.input)
         model = read_text(request.get("model"))
-        conversation.call(_list_answer(wire, response), model, usage if is_known else None, read_time(line.get("time")))
+        answer = form.list_echoes(encode(response))
+        conversation.call(answer, model, usage if is_known else None, read_time(line.get("time")))
     return Transcript(
         name or path,
         "calls",
@@ -79,13 +79,3 @@ def _read_session(lines: Sequence[Value], name: str, path: str, *, broken: int, 
         broken=broken,
         unknown=unknown,
     )
-
-
-def _list_answer(wire: Wire, response: Value) -> list[bytes]:
-    """Return the messages of a response, as a client sends them back."""
-    if wire == "responses":
-        return [encode(item) for item in read_list(response.get("output"))]
-    if wire == "anthropic_messages":
-        return [encode({"role": "assistant", "content": read_list(response.get("content"))})]
-    choice = next((read_map(each) for each in read_list(response.get("choices"))), {})
-    return [encode(read_map(choice.get("message")))]

@@ -15,7 +15,6 @@ from proxy.model.exchange import Usage
 from proxy.wire.json_values import read_text
 
 Client = Literal["claude-code", "codex", "opencode", "qwen-code", "cline", "aider", "calls"]
-Wire = Literal["anthropic_messages", "chat_completions", "responses"]
 Value = dict[str, Any]
 
 _FRACTION = 1000
@@ -48,7 +47,7 @@ class Transcript(msgspec.Struct, frozen=True):
 
     id: str
     client: Client
-    wire: Wire
+    wire: str
     trails: tuple[tuple[bytes, ...], ...]
     calls: tuple[TranscriptCall, ...]
     version: str = ""

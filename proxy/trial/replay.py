@@ -10,24 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
 from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.calls import make_request
-from proxy.model.epoch import Edit, Epoch, Replaced, Written
+from proxy.model.epoch import Epoch, Replaced, Written
 from proxy.model.log import ExchangeRow
 from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
-from proxy.trial.requests import Requests, make_response
+from proxy.trial.requests import Requests
 from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.wire import FORMATS, MESSAGES
+from proxy.wire import FORMATS
+from proxy.wire.translation.responses import write_response
 
 _OK = 200
 _IDLE_SECONDS = 5.0
@@ -39,11 +38,9 @@ _HOSTS = {
     "openrouter": "https://openrouter.ai/api/v1",
     "deepseek": "https://api.deepseek.com/v1",
 }
-_USUAL = {MESSAGES.name: "anthropic"}
 _NO_USAGE = "its transcript has no usage of {0}: counted, with what the provider's cache should hold"
 _MISSING = "its transcript is without {0}"
 _SIZED = "{0}: their size is taken from the usage of the first call"
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> dict[str, list[Transcript]]:
@@ -54,7 +51,7 @@ def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> 
     groups: dict[str, list[Transcript]] = {}
     own = "upstreams" in settings.model_fields_set
     for transcript in transcripts:
-        usual = _USUAL.get(transcript.wire, "openai")
+        usual = FORMATS[transcript.wire].api
         name = "" if own else transcript.provider if transcript.provider in _HOSTS else usual
         groups.setdefault(name, []).append(transcript)
     return groups
@@ -145,7 +142,9 @@ class _Replay:
                 self._usage.note_unchanged()
             else:
                 usage = await self._usage.estimate(sent, own)
-            return make_response(self._transcript.wire, call, number, usage)
+            return write_response(
+                FORMATS[self._transcript.wire], call.answer, number=str(number), model=call.model, usage=usage
+            )
 
         for upstream in self._upstreams:
             upstream.expect(number, answer)
@@ -216,7 +215,7 @@ class _Replay:
 
 def count_cut(epoch: Epoch) -> Cut:
     """Return what an epoch shortens."""
-    edits = _edits.decode(epoch.edits) if epoch.edits else ()
+    edits = epoch.list_edits()
     kinds = [edit.kind for edit in edits if isinstance(edit, Replaced)]
     told = {place for edit in edits if isinstance(edit, Written) for place in range(edit.start, edit.stop)}
     return Cut(kinds.count("tombstone"), kinds.count("file"), kinds.count("shortened"), len(told))

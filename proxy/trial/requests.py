@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.engine.turns.responses import write_response
-from proxy.model.exchange import Headers, Usage
-from proxy.transcripts.transcript import Transcript, TranscriptCall, Wire, encode, read_json, read_list, read_map
+from proxy.model.exchange import Headers
+from proxy.transcripts.transcript import Transcript, TranscriptCall, encode, read_json, read_list, read_map
 from proxy.wire import FORMATS
 
 CALL = b"x-transcript-call"
@@ -20,7 +19,7 @@ class Requests:
 
     def __init__(self, transcript: Transcript, filler: int = 0) -> None:
         self._transcript = transcript
-        self._wire = transcript.wire
+        self._form = FORMATS[transcript.wire]
         self._leading: tuple[bytes, ...] = ()
         head = {name: value for name, value in transcript.head.items() if name != "model"}
         if filler > 0:
@@ -41,7 +40,7 @@ class Requests:
         return self._make(model, self._leading)
 
     def _make(self, model_name: str, items: Sequence[bytes]) -> bytes:
-        model, name = encode(model_name), encode(FORMATS[self._wire].items_key)
+        model, name = encode(model_name), encode(self._form.items_key)
         return b'{"model":%b%b,%b:[%b]}' % (model, self._head, name, b",".join(items))
 
     def make_headers(self, number: int) -> Headers:
@@ -60,12 +59,11 @@ class Requests:
         return {"type": "ephemeral", **({"ttl": "1h"} if self._transcript.lifetime == "1h" else {})}
 
     def _fill(self, head: dict[str, Any], text: str) -> None:
-        if self._wire == "responses":
-            head["instructions"] = f"{head.get('instructions', '')}{text}"
-        elif self._wire == "anthropic_messages":
-            head["system"] = [{"type": "text", "text": text}]
-        else:
+        key = self._form.instructions_key
+        if not key:
             self._leading = (encode({"role": "system", "content": text}),)
+        else:
+            head[key] = [{"type": "text", "text": text}] if self._form.takes_markers else f"{head.get(key, '')}{text}"
 
 
 def _is_marked(head: Mapping[str, Any]) -> bool:
@@ -87,8 +85,3 @@ def _mark(raw: bytes, marker: Mapping[str, str]) -> bytes:
     if not blocks or not isinstance(blocks[-1], dict):
         return raw
     return encode(message | {"content": [*blocks[:-1], blocks[-1] | {"cache_control": marker}]})
-
-
-def make_response(wire: Wire, call: TranscriptCall, number: int, usage: Usage) -> bytes:
-    """Return the body of a response with the answer of a call, and this usage."""
-    return write_response(wire, call.answer, number=str(number), model=call.model, usage=usage)

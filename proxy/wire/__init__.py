@@ -10,6 +10,8 @@ from proxy.wire.responses import Responses
 CHAT, RESPONSES, MESSAGES = ChatCompletions(), Responses(), AnthropicMessages()
 FORMATS: Mapping[str, Format] = {form.name: form for form in (CHAT, RESPONSES, MESSAGES)}
 """All formats by name."""
+OWN_FORMAT: Format = CHAT
+"""The format of calls that programs and we make, and of what programs put into the log."""
 
 # Only the endings count, since clients use various prefixes: Azure's `/openai/deployments/NAME`, `/api/v1`, or none.
 _ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}

@@ -184,9 +184,14 @@ class AnthropicMessages(Format):
     """The Anthropic Messages format, which Claude Code uses."""
 
     name = _NAME
+    title, short_name, api = "messages", "messages", "anthropic"
     path_ending = "/v1/messages"
     count_ending = "/v1/messages/count_tokens"
     items_key = "messages"
+    limit_keys = ("max_tokens",)
+    own_members: ClassVar[Mapping[str, object]] = {"max_tokens": 1024}
+    own_headers = ((b"anthropic-version", b"2023-06-01"),)
+    has_compaction = goes_on = True
     instructions_key = "system"
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
     limit_headers = (b"anthropic-beta",)

@@ -173,8 +173,10 @@ class ChatCompletions(Format):
     """The Chat Completions format, which most clients and nearly all servers use."""
 
     name = _NAME
+    title, short_name = "chat completions", "chat"
     path_ending = "/chat/completions"
     items_key = "messages"
+    limit_keys = ("max_completion_tokens", "max_tokens")
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
     foreign_signs = ()
     signed_names = (b"reasoning_details", b"thinking_blocks", b"thinking")

@@ -119,6 +119,9 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]  # as people say it
+    short_name: ClassVar[str]  # as programs say it
+    api: ClassVar[str] = "openai"  # whose API it is, where nothing else tells
     path_ending: ClassVar[str]  # the end of the paths at which the API is served
     count_ending: ClassVar[str] = ""  # the end of the paths at which an upstream counts the tokens of a request
     items_key: ClassVar[str]  # the top-level array member that holds the conversation
@@ -126,6 +129,11 @@ class Format(ABC):
     previous_key: ClassVar[str] = ""  # the member that names a stored response to continue from, if there is one
     reference_sign: ClassVar[bytes] = b""  # in each element that names a stored one, if there are such
     end_marker: ClassVar[re.Pattern[bytes]]
+    limit_keys: ClassVar[tuple[str, ...]]  # the members with the limit of the output, that of newer models first
+    own_members: ClassVar[Mapping[str, object]] = {}  # members that a request of ours has besides
+    own_headers: ClassVar[Headers] = ()  # headers that the API demands, where no request of a client has them
+    has_compaction: ClassVar[bool] = False  # whether some provider compacts a conversation itself
+    goes_on: ClassVar[bool] = False  # whether a history that ends with an answer asks for more of that answer
     is_itemised: ClassVar[bool] = False  # whether calls, texts and reasoning are items of their own
     takes_markers: ClassVar[bool] = True  # whether messages may have cache markers
     foreign_signs: ClassVar[tuple[bytes, ...]] = COMPACTION_SIGNS  # in messages that a provider keeps or has compacted

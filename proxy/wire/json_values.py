@@ -97,11 +97,11 @@ def read_object(text: str) -> dict[str, object] | None:
 
 def is_shallow(value: object) -> bool:
     """Return whether nothing in a value is deeper than MAX_DEPTH."""
-    level = [value] if isinstance(value, dict | list) else []
+    inner = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
-        members = [member for outer in level for member in (outer.values() if isinstance(outer, dict) else outer)]
-        level = [member for member in members if isinstance(member, dict | list)]
-        if not level:
+        members = [member for outer in inner for member in (outer.values() if isinstance(outer, dict) else outer)]
+        inner = [member for member in members if isinstance(member, dict | list)]
+        if not inner:
             return True
     return False
 
@@ -173,7 +173,7 @@ def normalize_object(value: object, *dropped: str) -> bytes:
 
 
 def drop_markers(value: object, depth: int = MAX_DEPTH) -> object:
-    """Return the value without cache markers and null members at any level, except inside a tool's input.
+    """Return the value without cache markers and null members at any depth, except inside a tool's input.
 
     Raises ValueError for a value deeper than `depth`.
     """

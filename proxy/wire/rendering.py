@@ -39,7 +39,8 @@ _BESIDE = "[output pruned: see the first result of this message]"
 _MOST_LED = 64
 _TEXT_PART = b'{"type":"text","text":%b}'
 _CALLED, _ARGUMENTS = ("function", "custom"), ("arguments", "input")
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""The members with the limit of the output, in any format."""
 _BEFORE = re.compile(rb"[ \t\r\n]*+,?[ \t\r\n]*+")
 _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
 
@@ -280,7 +281,7 @@ def list_lower_limits(body: SplitBody, tokens: int) -> list[tuple[int, int, byte
     budget = thinking.get("budget_tokens") if thinking else None
     if isinstance(budget, int) and budget >= tokens:
         return []
-    spans = [body.members[name] for name in _OUTPUT_LIMITS if name in body.members]
+    spans = [body.members[name] for name in OUTPUT_LIMITS if name in body.members]
     asked = [(span, body.content[span.start : span.end]) for span in spans]
     return [(span.start, span.end, b"%d" % tokens) for span, raw in asked if raw.isdigit() and int(raw) > tokens]
 

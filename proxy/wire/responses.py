@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 
@@ -199,16 +200,19 @@ class Responses(Format):
     """The Responses format, OpenAI's newer API, which codex and the agents SDKs use."""
 
     name = _NAME
+    title, short_name = "Responses", "responses"
     path_ending = "/responses"
     count_ending = "/responses/input_tokens"
     items_key = "input"
+    limit_keys = ("max_output_tokens",)
+    own_members: ClassVar[Mapping[str, object]] = {"store": False}
     instructions_key = "instructions"
     previous_key = "previous_response_id"
     reference_sign = b'"item_reference"'
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
     )
-    is_itemised = True
+    is_itemised = has_compaction = True
     takes_markers = False
     foreign_signs = (*COMPACTION_SIGNS, reference_sign, b'"reasoning"')
     managing_members = _MANAGING_MEMBERS

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import msgspec
 
-from proxy.model.exchange import Answer, Headers, Usage
-from proxy.wire.anthropic_messages import ASKING, COMPACTED, AnthropicMessages
+from proxy.model.exchange import Answer, Usage
+from proxy.wire import CHAT, MESSAGES, RESPONSES
+from proxy.wire.anthropic_messages import ASKING, COMPACTED
 from proxy.wire.body import SplitBody
-from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.json_values import (
     change_members,
@@ -30,7 +30,7 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.responses import Responses
+from proxy.wire.rendering import OUTPUT_LIMITS
 from proxy.wire.streams import ServerEvent, read_kind
 
 # Models that refuse `max_tokens`, because it never counted reasoning tokens.
@@ -46,7 +46,6 @@ _LEAST_OUTPUT = 8192
 _REFUSED = frozenset({"stop_sequences", "context_management", "output_format"})
 _FORCED_CHOICES = (b'"any"', b'"tool"')
 _ANTHROPIC = "anthropic.com"
-_ANTHROPIC_VERSION: Headers = ((b"anthropic-version", b"2023-06-01"),)
 
 
 class OutputLimit(msgspec.Struct, frozen=True, gc=False):
@@ -78,11 +77,9 @@ class _Spoken(msgspec.Struct, frozen=True, gc=False):
 
 
 class _SummaryWire(ABC):
-    """How models are asked for summaries in one format. `limits` are the members with the limit of the output."""
+    """How models are asked for summaries in one format."""
 
     form: ClassVar[Format]
-    limits: ClassVar[tuple[str, ...]]
-    has_compaction: ClassVar[bool] = False  # whether some provider compacts a conversation itself
 
     def can_answer(self, body: SplitBody) -> bool:
         """Return whether a request allows a plain text response: it demands no tool call and no other output."""
@@ -108,8 +105,7 @@ class _SummaryWire(ABC):
 class _ChatSummaries(_SummaryWire):
     """Chat Completions, which nearly all servers speak."""
 
-    form = ChatCompletions()
-    limits = ("max_completion_tokens", "max_tokens")
+    form = CHAT
 
     def can_answer(self, body: SplitBody) -> bool:
         form = body.member("response_format")
@@ -117,7 +113,7 @@ class _ChatSummaries(_SummaryWire):
         return is_plain and body.member("audio") in _PLAIN_FORMATS and super().can_answer(body)
 
     def write(self, model: str, orders: str, text: str, most: int) -> bytes:
-        limit = self.limits[0] if _NEWER_LIMIT.match(model.strip().lower()) else self.limits[1]
+        limit = self.form.limit_keys[0] if _NEWER_LIMIT.match(model.strip().lower()) else self.form.limit_keys[1]
         return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
             encode_text(model),
             join_array((_write_message(self.form, "system", orders), _write_message(self.form, "user", text))),
@@ -136,9 +132,7 @@ class _ChatSummaries(_SummaryWire):
 class _ResponsesSummaries(_SummaryWire):
     """Responses, whose streams end with events that repeat all that was said."""
 
-    form = Responses()
-    limits = ("max_output_tokens",)
-    has_compaction = True
+    form = RESPONSES
 
     def can_answer(self, body: SplitBody) -> bool:
         form = read_member(body.member("text") or b"{}", "format")
@@ -178,9 +172,7 @@ class _ResponsesSummaries(_SummaryWire):
 class _MessagesSummaries(_SummaryWire):
     """Anthropic Messages, whose requests must have a limit of the output."""
 
-    form = AnthropicMessages()
-    limits = ("max_tokens",)
-    has_compaction = True
+    form = MESSAGES
 
     def can_answer(self, body: SplitBody) -> bool:
         choice, shape = body.member("tool_choice"), read_member(body.member("output_config") or b"{}", "format")
@@ -223,23 +215,17 @@ class _MessagesSummaries(_SummaryWire):
 _WIRES: Mapping[str, _SummaryWire] = {
     wire.form.name: wire for wire in (_ChatSummaries(), _ResponsesSummaries(), _MessagesSummaries())
 }
-_LIMITS = tuple(dict.fromkeys(name for wire in _WIRES.values() for name in wire.limits))
 
 
 def find_form(host: str) -> Format:
     """Return the format in which a provider is asked that the session does not use: nearly all have the same one."""
     is_anthropic = host == _ANTHROPIC or host.endswith(f".{_ANTHROPIC}")
-    return (_MessagesSummaries if is_anthropic else _ChatSummaries).form
+    return MESSAGES if is_anthropic else CHAT
 
 
 def make_target(form: Format) -> bytes:
     """Return the path at which an upstream is asked in a format, where no request of a client tells it."""
     return f"/v1/{form.path_ending.removeprefix('/v1').lstrip('/')}".encode()
-
-
-def list_headers(form: Format) -> Headers:
-    """Return the headers that a format demands, where no request of a client has them."""
-    return _ANTHROPIC_VERSION if form.name == _MessagesSummaries.form.name else ()
 
 
 def write_warm(
@@ -254,7 +240,7 @@ def write_warm(
     message = _place(form, body, instruction, is_alternating=is_alternating) if wire.can_answer(body) else None
     if message is None:
         return None
-    changes = [message, *_list_limits(body, wire.limits, room)]
+    changes = [message, *_list_limits(body, form.limit_keys, room)]
     if (read_number(body.member("n")) or 1) > 1:
         changes.append((body.members["n"].start, body.members["n"].end, b"1"))
     content, pieces, at = body.content, list[bytes](), 0
@@ -269,11 +255,6 @@ def write_compact(form: Format, model: str, orders: str, text: str, room: Output
     return _WIRES[form.name].write(model, orders, text, room.visible + room.reasoning)
 
 
-def has_compaction(form: Format) -> bool:
-    """Return whether some provider compacts conversations in this format itself."""
-    return _WIRES[form.name].has_compaction
-
-
 def write_compaction(form: Format, body: SplitBody, count: int) -> bytes | None:
     """Return the request for the provider's own compaction of the first `count` items of a request.
 
@@ -284,7 +265,7 @@ def write_compaction(form: Format, body: SplitBody, count: int) -> bytes | None:
 
 def raise_output_limit(content: bytes, factor: int = 2) -> bytes | None:
     """Return the same request with its output limit multiplied, or None if it has none."""
-    for name in _LIMITS:
+    for name in OUTPUT_LIMITS:
         if (limit := read_number(read_member(content, name))) is not None:
             return set_member(content, name, b"%d" % (limit * factor))
     return None

@@ -17,7 +17,7 @@ import tree_sitter_language_pack
 from tree_sitter import Node, Parser
 
 TIME_LIMIT = 0.25  # seconds, for parsing
-DEEPEST_LEVEL = 40
+DEEPEST_NODE = 40
 MOST_DEFINITIONS = 200
 _MEMORY_LIMIT = 1024**3  # bytes
 _CHUNK = 4096
@@ -51,7 +51,7 @@ _WHOLE_NAMES = frozenset({"qualified_identifier", "user_type"})
 _IDENTIFIERS = frozenset({"simple_identifier", "type_identifier"})
 # Without a body, a node of these types only mentions what is defined elsewhere.
 _WITH_BODY = frozenset({"class_specifier", "struct_specifier", "union_specifier", "enum_specifier"})
-_LEVELS_OF_A_LINE = 2
+_DEPTH_OF_A_LINE = 2
 
 
 class Definition(NamedTuple):
@@ -94,17 +94,17 @@ def _parse(content: bytes, grammar: str, now: Callable[[], float]) -> Node | Non
 
 def _list_definitions(root: Node, content: bytes) -> Iterator[Definition]:
     """Yield definitions in the order of the text. Below a node of one line, search only two levels."""
-    waiting = [(root, 0, 0, _LEVELS_OF_A_LINE)]
+    waiting = [(root, 0, 0, _DEPTH_OF_A_LINE)]
     while waiting:
-        node, level, depth, levels_left = waiting.pop()
+        node, node_depth, depth, depth_left = waiting.pop()
         first, last = node.start_point[0] + 1, node.end_point[0] + 1
         what = _classify(node)
         if what and (name := _read_name(node, content)):
             yield Definition(what, name, depth, first, last)
             depth += 1
-        levels_left = _LEVELS_OF_A_LINE if last > first else levels_left - 1
-        if levels_left and level < DEEPEST_LEVEL:
-            waiting += [(child, level + 1, depth, levels_left) for child in reversed(node.named_children)]
+        depth_left = _DEPTH_OF_A_LINE if last > first else depth_left - 1
+        if depth_left and node_depth < DEEPEST_NODE:
+            waiting += [(child, node_depth + 1, depth, depth_left) for child in reversed(node.named_children)]
 
 
 def _classify(node: Node) -> str:

@@ -6,19 +6,24 @@ from typing import Any
 
 import pytest
 
+from proxy.cli.inspection.calls import CallText, format_call_text, load_call_text
 from proxy.cli.terminal import PLAIN
-from proxy.cli.views.calls import CallText, format_call_text, load_call_text
+<<<<<<< HEAD
+from proxy.cli.views.calls import format_call_text, load_call_text
+=======
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
 from proxy.model.messages import Message, ToolCall
+from proxy.read.dialogue import CallMessages
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog
 
 LONG = "\n".join(f"line {n}" for n in range(100))
 
 
-def tell(call: CallText, *, is_whole: bool = False) -> str:
+def tell(call: CallMessages[Message], *, is_whole: bool = False) -> str:
     return "\n".join(format_call_text(call, PLAIN, is_whole=is_whole))
 
 
-async def load(wire: str, request: dict[str, Any], answer: dict[str, Any], base: int = 0) -> CallText:
+async def load(wire: str, request: dict[str, Any], answer: dict[str, Any], base: int = 0) -> CallMessages[Message]:
     row = replace(
         EXCHANGE,
         wire=wire,
@@ -77,7 +82,7 @@ async def test_a_repeated_request_still_shows_its_newest_message() -> None:
 
 
 def test_a_long_output_is_cut_and_says_how_to_see_it_all() -> None:
-    call = CallText((), (Message("tool", LONG), Message("tool", "x" * 9000)), 0, (Message("assistant", ""),))
+    call = CallMessages((), (Message("tool", LONG), Message("tool", "x" * 9000)), 0, (Message("assistant", ""),))
     told = tell(call)
     assert "    line 39\n    … 60 more lines; --all shows them\n" in told
     assert "x" * 4000 + "…\n" in told
@@ -88,7 +93,7 @@ def test_a_long_output_is_cut_and_says_how_to_see_it_all() -> None:
 
 def test_calls_of_tools_media_and_names_are_shown() -> None:
     tools = (ToolCall("c1", "bash", '{"command": "ls"}'), ToolCall("c2", "write", '"' + "y" * 5000 + '"'))
-    call = CallText(
+    call = CallMessages(
         (), (Message("user", "see", name="ada", media=("image, 10 KB",)),), 0, (Message("assistant", "", tools),)
     )
     told = tell(call)
@@ -104,10 +109,10 @@ async def test_a_call_that_cannot_be_read_says_why() -> None:
 
 def test_a_message_cannot_move_the_cursor() -> None:
     bad = "\x1b[2J\u202e"
-    call = CallText((), (Message(bad, bad, (ToolCall("c", bad, bad),), name=bad, media=(bad,)),), 0, ())
+    call = CallMessages((), (Message(bad, bad, (ToolCall("c", bad, bad),), name=bad, media=(bad,)),), 0, ())
     assert not [c for c in tell(call) if not c.isprintable() and c != "\n"]
 
 
 def test_of_a_call_that_was_erased_nothing_is_said_of_its_answer() -> None:
-    told = tell(CallText(missing="this call was erased"))
+    told = tell(CallMessages(missing="this call was erased"))
     assert told == "The request cannot be shown: this call was erased."

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from proxy.cli.inspection.changes import format_reversion
 from proxy.cli.terminal import UNKNOWN, Screen
-from proxy.cli.views.changes import format_reversion
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call_with

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from proxy.cli.inspection.costs import format_cache, format_net, format_savings, format_status
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
-from proxy.cli.views.costs import format_cache, format_net, format_savings, format_status
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage

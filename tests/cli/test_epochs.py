@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 from msgspec import structs
 
+from proxy.cli.inspection.epochs import format_epochs
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
-from proxy.cli.views.epochs import format_epochs
 from proxy.context.pricing import Cost
 from proxy.model.epoch import Epoch, Original
 from proxy.read.timeline import EpochSummary, PaidBack

@@ -16,11 +16,12 @@ from proxy.cli.formatting import (
     order_children,
     shorten,
 )
-from proxy.cli.views.reports import format_difference
+from proxy.cli.inspection.reports import format_difference
 from proxy.model.epoch import EpochReason, Plan, Rung
-from proxy.read.diff import Change, Difference, Side
+from proxy.read.context import describe_plan
+from proxy.read.diff import ChangeDocument, DifferenceDocument, MemberDocument, SentDocument, SideDocument
 from proxy.read.sessions import Fork
-from tests.support.fake_log import EXCHANGE, ROUND, SESSION, branch
+from tests.support.fake_log import SESSION, branch
 
 
 def test_control_characters_become_visible_and_line_breaks_stay() -> None:
@@ -118,20 +119,22 @@ def test_a_saving_has_a_sign(saving: float, told: str) -> None:
 
 
 def test_an_unmodified_call_is_one_line() -> None:
-    told = format_difference(Difference(EXCHANGE, ROUND, is_equal=True))
+    told = format_difference(DifferenceDocument("abc1", 1, 0, False, None, 0, 0, [], []))
     assert told == "exchange 1 of session abc1: sent as the client sent it, byte for byte\n"
 
 
 def test_what_stands_for_what_is_told() -> None:
-    gone = tuple(Side("tool", 100 + place, f"output\nof {place} \x1b[2J", ()) for place in range(20))
-    changes = (
-        Change(1, 1, (), (Side("user", 40, "[ledger]\nref:abcdefgh23", ()),)),
-        Change(2, 3, (Side("assistant", 5, "", ("run", "read")),), (Side("assistant", 3, "short", ()),)),
-        Change(4, 24, gone, ()),
-    )
-    found = Difference(
-        EXCHANGE, replace(ROUND, plan=PLAN), False, 30, 9, (("max_tokens", b"900", b"400"), ("n", b"", b"2")), changes
-    )
+    gone = [SideDocument("tool", 100 + place, f"output\nof {place} \x1b[2J", ()) for place in range(20)]
+    ledger = SentDocument("user", 40, "[ledger]\nref:abcdefgh23", (), ["abcdefgh23"])
+    changes = [
+        ChangeDocument(1, 1, [], [ledger]),
+        ChangeDocument(
+            2, 3, [SideDocument("assistant", 5, "", ("run", "read"))], [SentDocument("assistant", 3, "short", (), [])]
+        ),
+        ChangeDocument(4, 24, gone, []),
+    ]
+    members = [MemberDocument("max_tokens", "900", "400"), MemberDocument("n", None, "2")]
+    found = DifferenceDocument("abc1", 1, 0, True, describe_plan(PLAN), 30, 9, members, changes)
     told = format_difference(found)
     lines = told.splitlines()
     assert lines[0] == "exchange 1 of session abc1: 9 of 30 messages sent unchanged"

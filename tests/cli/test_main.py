@@ -52,7 +52,7 @@ def test_a_command_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     )
     assert "--data" in told.stderr
     loaded = set(told.stdout.split())
-    assert loaded & {"proxy.cli.views.sessions", "proxy.reading"}
+    assert loaded & {"proxy.cli.inspection.sessions", "proxy.reading"}
     assert not loaded & {"proxy.assembly", "proxy.engine.exchange", "proxy.indexing", "snowballstemmer", "httpx"}
 
 

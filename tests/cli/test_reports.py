@@ -5,7 +5,7 @@ import json
 import pytest
 from msgspec import structs
 
-from proxy.cli.views.reports import (
+from proxy.cli.inspection.reports import (
     format_summaries,
 )
 from proxy.model.epoch import Original, StoredOriginal

@@ -2,18 +2,26 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.app import serve_mcp
-from proxy.cli.services import load_server_settings
+<<<<<<< HEAD
+from proxy.cli.services import Invocation
 from proxy.cli.views.changes import format_compaction
+=======
+from proxy.cli.inspection.changes import format_compaction
+from proxy.cli.services import load_server_settings
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call, call_with, call_without_log
 from tests.support.fake_log import FakeLog
+
+NO_SERVICES: Any = None
 
 
 def test_flags_become_settings() -> None:
@@ -98,8 +106,9 @@ def test_where_there_is_no_browser_the_link_is_written(
 
 
 def test_who_names_a_host_means_the_port_of_the_settings_there() -> None:
-    assert "server.port" not in load_server_settings(None, None, None, None, None).model_fields_set
-    there = load_server_settings(None, None, "192.0.2.1", None, None)
+    called = Invocation(NO_SERVICES)
+    assert "server.port" not in called.load_server_settings().model_fields_set
+    there = replace(called, host="192.0.2.1").load_server_settings()
     assert (there.server.host, there.server.port) == ("192.0.2.1", 8484)
     assert "server.port" in there.model_fields_set
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.cli.inspection.sessions import format_sessions, sum_saving, tell_saving
 from proxy.cli.terminal import UNKNOWN, Screen
-from proxy.cli.views.sessions import format_sessions, sum_saving, tell_saving
 from proxy.context.pricing import Cost
 from proxy.read.savings import Saving
 from proxy.read.session_summary import (

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.cli.inspection.reports import format_difference
+from proxy.cli.inspection.show import format_exchange, format_session
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
-from proxy.cli.views.reports import format_difference
-from proxy.cli.views.show import format_exchange, format_session
 from proxy.context.budget import BudgetPolicy
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
 from proxy.read.cache import CacheCost, CacheReport, MissTotal
-from proxy.read.diff import Difference
+from proxy.read.diff import DifferenceDocument
 from proxy.read.session_summary import AuxiliaryTotal
 from proxy.read.sessions import Overview, load_overview
 from proxy.read.timeline import Loop
@@ -218,8 +218,8 @@ def test_rounds_are_counted_from_one_and_only_named_where_there_are_several() ->
     assert "\nupstream  openai: status 200, complete, " in told and "round" not in told
     several = format_exchange(replace(EXCHANGE, rounds=(ROUND, replace(ROUND, k=1, status=500))))
     assert re.findall(r"(?m)^round (\d)   openai: status (\d+)", several) == [("1", "200"), ("2", "500")]
-    found = Difference(replace(EXCHANGE, rounds=(ROUND, ROUND)), replace(ROUND, k=1), is_equal=True)
-    assert format_difference(found).startswith("exchange 1 of session abc1, round 2 of 2: ")
+    found = DifferenceDocument("abc1", 1, 1, False, None, 0, 0, [], [])
+    assert format_difference(found, 2).startswith("exchange 1 of session abc1, round 2 of 2: ")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import json
 import pytest
 from msgspec import structs
 
+from proxy.cli.inspection.window import format_window
 from proxy.cli.terminal import Screen
-from proxy.cli.views.window import format_window
 from proxy.read.window import NextEpoch, Window, WindowPart
 from tests.cli.commands import call
 from tests.support.fake_log import TREE, FakeLog, tree_log

@@ -53,16 +53,6 @@ async def test_another_round_is_queued_behind_the_opening_and_waited_for_in_its_
     assert exchange.opening is OPENING
 
 
-async def test_what_follows_the_sending_is_done_once_and_in_order() -> None:
-    archive = FakeArchive()
-    exchange, done = make_exchange(archive), list[str]()
-    exchange.after_send += [lambda: done.append("first"), lambda: exchange.record(PLAN), lambda: done.append("last")]
-    exchange.run_after_send()
-    exchange.run_after_send()
-    assert done == ["first", "last"]
-    assert [each.records for each in archive.appended] == [(OPENING, FIRST), (PLAN,)]
-
-
 async def test_the_first_piece_is_timed_and_all_are_kept() -> None:
     exchange, clock = make_exchange(FakeArchive()), FixedClock()
     exchange.keep_piece(b"a", clock)

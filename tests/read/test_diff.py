@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.errors import NotFound
-from proxy.read.diff import Difference, Side, align, describe_difference, load_difference, pair_sides
+from proxy.model.messages import Message, ToolCall
+from proxy.read.diff import DifferenceDocument, align, load_difference, pair_messages
 from tests.cli.commands import tally
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog
 
@@ -37,14 +38,13 @@ def say(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-async def compare(client: bytes, sent: bytes) -> Difference:
-    return await load_difference(SentLog(client, sent), "abc1", 1, tally)
+async def compare(client: bytes, sent: bytes) -> DifferenceDocument:
+    log = SentLog(client, sent)
+    return await load_difference(log, log.exchanges[0], tally)
 
 
 async def test_equal_bytes_are_no_difference_whatever_they_are() -> None:
-    found = await compare(b"\xff", b"\xff")
-    assert found.is_equal
-    assert describe_difference(found).is_modified is False
+    assert (await compare(b"\xff", b"\xff")).is_modified is False
 
 
 async def test_a_run_is_told_with_what_stands_for_it() -> None:
@@ -52,7 +52,7 @@ async def test_a_run_is_told_with_what_stands_for_it() -> None:
     kept, tail = say("user", "task"), say("user", "now")
     client = spell(SYSTEM, kept, say("assistant", "one"), say("user", "two"), tail)
     found = await compare(client, spell(SYSTEM, ours, kept, tail))
-    told = msgspec.to_builtins(describe_difference(found))
+    told = msgspec.to_builtins(found)
     assert (told["messages"], told["kept"], told["members"]) == (4, 2, [])
     ledger, gone = told["changes"]
     assert (ledger["start"], ledger["stop"], ledger["client"]) == (0, 0, [])
@@ -72,7 +72,7 @@ async def test_a_message_with_other_words_stands_in_its_place() -> None:
 
 async def test_members_beside_the_messages_are_told() -> None:
     found = await compare(spell(max_tokens=900, a=1), spell(max_tokens=400, b=2))
-    assert msgspec.to_builtins(describe_difference(found))["members"] == [
+    assert msgspec.to_builtins(found)["members"] == [
         {"name": "max_tokens", "client": "900", "sent": "400"},
         {"name": "a", "client": "1", "sent": None},
         {"name": "b", "client": None, "sent": "2"},
@@ -81,12 +81,13 @@ async def test_members_beside_the_messages_are_told() -> None:
 
 async def test_what_cannot_be_compared_is_told() -> None:
     log = SentLog(spell(), b"{", rounds=(ROUND, replace(ROUND, k=1)))
+    (row,) = log.exchanges
     with pytest.raises(NotFound, match="cannot be read: it is no JSON object"):
-        await load_difference(log, "abc1", 1, tally)
+        await load_difference(log, row, tally)
     with pytest.raises(NotFound, match="has no such round; it has 2"):
-        await load_difference(log, "abc1", 1, tally, 2)
+        await load_difference(log, row, tally, 2)
     with pytest.raises(NotFound, match="has no such round; it has none"):
-        await load_difference(SentLog(b"", b"", rounds=()), "abc1", 1, tally)
+        await load_difference(log, replace(row, rounds=()), tally)
 
 
 TEXTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), max_size=8)
@@ -110,8 +111,12 @@ def write(client: Sequence[bytes], sent: Sequence[bytes], runs: list[tuple[int, 
     return [*made, *client[at:]]
 
 
-def result(id: str, text: str) -> Side:
-    return Side("tool", 1, text, (), (id,))
+def result(id: str, text: str) -> Message:
+    return Message("tool", text, results=(id,))
+
+
+def call(name: str, id: str) -> Message:
+    return Message("assistant", "", (ToolCall(id, name, "{}"),))
 
 
 async def test_each_output_that_has_become_short_is_an_edit_of_its_own() -> None:
@@ -140,11 +145,10 @@ async def test_each_output_that_has_become_short_is_an_edit_of_its_own() -> None
     assert found.kept == 5 and found.changes[1].sent[0].references == ["abcdefgh23"]
 
 
-SIDES = st.lists(
+MESSAGES = st.lists(
     st.builds(
-        Side,
+        Message,
         st.sampled_from(["user", "tool"]),
-        st.just(1),
         st.sampled_from(["a", "b", "x" * 50, "x" * 50 + "y"]),
         st.just(()),
         st.sampled_from([(), ("1",), ("2",)]),
@@ -153,10 +157,10 @@ SIDES = st.lists(
 )
 
 
-@given(SIDES, SIDES)
-def test_edits_account_for_every_message_in_order(client: list[Side], sent: list[Side]) -> None:
+@given(MESSAGES, MESSAGES)
+def test_edits_account_for_every_message_in_order(client: list[Message], sent: list[Message]) -> None:
     at = begin = 0
-    for start, stop, first, last in pair_sides(client, sent):
+    for start, stop, first, last in pair_messages(client, sent):
         assert (start, first) == (at, begin) and (stop, last) != (at, begin)
         at, begin = stop, last
     assert (at, begin) == (len(client), len(sent))
@@ -167,15 +171,15 @@ def test_edits_account_for_every_message_in_order(client: list[Side], sent: list
     [
         (result("1", "short"), result("1", "long"), True),
         (result("1", "long"), result("2", "long"), False),
-        (Side("user", 1, "x" * 40 + "[shortened]", ()), Side("user", 1, "x" * 90, ()), True),
-        (Side("user", 1, "x" * 39, ()), Side("user", 1, "x" * 90, ()), False),
-        (Side("assistant", 1, "x" * 90, ()), Side("user", 1, "x" * 90, ()), False),
-        (Side("assistant", 1, "", ("run",)), Side("assistant", 9, "", ("run",)), True),
-        (Side("assistant", 1, "", ("run",)), Side("assistant", 9, "", ("look",)), False),
+        (Message("user", "x" * 40 + "[shortened]"), Message("user", "x" * 90), True),
+        (Message("user", "x" * 39), Message("user", "x" * 90), False),
+        (Message("assistant", "x" * 90), Message("user", "x" * 90), False),
+        (call("run", "1"), call("run", "2"), True),
+        (call("run", "1"), call("look", "1"), False),
     ],
 )
-def test_a_message_stands_for_what_it_answers_or_begins_like(ours: Side, theirs: Side, is_pair: bool) -> None:
-    edits = list(pair_sides([Side("other", 1, "first", ()), theirs], [ours]))
+def test_a_message_stands_for_what_it_answers_or_begins_like(ours: Message, theirs: Message, is_pair: bool) -> None:
+    edits = list(pair_messages([Message("other", "first"), theirs], [ours]))
     assert edits == ([(0, 1, 0, 0), (1, 2, 0, 1)] if is_pair else [(0, 2, 0, 1)])
 
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Headers, Timings, Usage
-from proxy.model.log import ExchangeRow, HeldRow, Record, RoundRow, SessionRow
+from proxy.model.exchange import Headers, HeldRow, Timings, Usage
+from proxy.model.log import ExchangeRow, Record, RoundRow, SessionRow
 from proxy.model.manifest import BlobPiece, Manifest, compute_digest, encode_recipe, make_head_manifest, make_manifest
 from tests.store.samples import (
     ANSWER,

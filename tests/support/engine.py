@@ -24,13 +24,12 @@ from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import CallUnreadableEvent, Event, ExchangeRecorded
-from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
+from proxy.model.exchange import ClientRequest, Headers, HeldRow, Opening, Outcome, Reading, SessionKey
 from proxy.model.lineage import Step, StoredSession
 from proxy.model.log import (
     ArchiveHealth,
     BranchRow,
     ExchangeRow,
-    HeldRow,
     Record,
     Selection,
     SessionRow,

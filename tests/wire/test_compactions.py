@@ -16,7 +16,7 @@ from proxy.wire.headers import add_to_list
 from proxy.wire.overflow import mentions
 from proxy.wire.rendering import render
 from proxy.wire.responses import Responses
-from proxy.wire.summary_request import has_compaction, read_summary, write_compaction
+from proxy.wire.summary_request import read_summary, write_compaction
 from proxy.wire.validity import RequestFault, Rules, Splice, find_faults, judge_history
 
 CHAT, RESPONSES, MESSAGES = ChatCompletions(), Responses(), AnthropicMessages()
@@ -86,7 +86,7 @@ def test_responses_are_asked_by_a_trigger_behind_the_beginning() -> None:
 
 
 def test_chat_completions_have_none() -> None:
-    assert [has_compaction(form) for form in (CHAT, RESPONSES, MESSAGES)] == [False, True, True]
+    assert [form.has_compaction for form in (CHAT, RESPONSES, MESSAGES)] == [False, True, True]
     assert ask(CHAT, TURNS) is None
 
 

@@ -17,7 +17,6 @@ from proxy.wire.summary_request import (
     SummaryAnswer,
     begins_with_thoughts,
     find_form,
-    list_headers,
     make_target,
     raise_output_limit,
     read_piece,
@@ -416,4 +415,4 @@ def test_a_provider_that_no_client_has_called_is_asked_on_its_own_wire(host: str
 def test_what_a_wire_needs_beside_a_body_is_known() -> None:
     targets = [make_target(form) for form in (CHAT, RESPONSES, MESSAGES)]
     assert targets == [b"/v1/chat/completions", b"/v1/responses", b"/v1/messages"]
-    assert [list_headers(form) for form in (CHAT, MESSAGES)] == [(), ((b"anthropic-version", b"2023-06-01"),)]
+    assert [form.own_headers for form in (CHAT, MESSAGES)] == [(), ((b"anthropic-version", b"2023-06-01"),)]

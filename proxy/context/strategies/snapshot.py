@@ -84,7 +84,7 @@ class _Beginning(Value):
 
 
 def plan_snapshot(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     policy: SnapshotPolicy,
     count: Count,
@@ -93,23 +93,23 @@ def plan_snapshot(
     prune: Prune,
 ) -> ContextPlan | None:
     """Return the plan of an epoch, or None where there is no turn that may leave: then only `build` frees anything."""
-    starts = list_turn_starts(view.messages)
-    if view.memory is None or not starts:
+    starts = list_turn_starts(request.messages)
+    if request.memory is None or not starts:
         return None
 
-    second = list_user_forms(view, index, count).second
+    second = list_user_forms(request, index, count).second
 
     def begin(place: int) -> _Beginning:
         start = starts[-1] if policy.tail == "text" else place
-        return _begin(view, index, place, start, count, prune=prune, second=second)
+        return _begin(request, index, place, start, count, prune=prune, second=second)
 
     def weigh(place: int) -> int:
         made = begin(place)
-        return view.head + made.tokens + sum(each.tokens for each in index.steps[made.step :])
+        return request.head + made.tokens + sum(each.tokens for each in index.steps[made.step :])
 
-    covered = view.memory.covered
-    tail = choose_tail(starts, weigh, view.budget.soft, policy.raw_tail_turns, covered)
-    ours = _find_memory(view.frozen)
+    covered = request.memory.covered
+    tail = choose_tail(starts, weigh, request.budget.soft, policy.raw_tail_turns, covered)
+    ours = _find_memory(request.frozen)
     if not tail.is_whole and ours is not None and tail.start < ours.stop <= covered and ours.stop in starts:
         tail = Tail(ours.stop, is_whole=False)  # a turn that has left does not come back in part
     made = begin(tail.start)
@@ -117,14 +117,14 @@ def plan_snapshot(
     if not start:
         return None
     if tail.is_whole:
-        return _make_plan(view, index, made)
+        return _make_plan(request, index, made)
     if any(call < made.step <= output for call, output in index.pairs):
         return None  # a call and its late output stay or go together
-    return _make_zones(view, index, made, build)
+    return _make_zones(request, index, made, build)
 
 
 def _begin(
-    view: PlanRequest,
+    request: PlanRequest,
     index: ConversationIndex,
     place: int,
     start: int,
@@ -134,27 +134,27 @@ def _begin(
     second: MessageForms,
 ) -> _Beginning:
     """Return what stands before the message `start` at which a turn begins. From `place` on, turns are sent as text."""
-    assert view.memory is not None, "a plan without memory begins with no message of it"
+    assert request.memory is not None, "a plan without memory begins with no message of it"
     step = bisect_right(index.steps, start, key=lambda each: each.stop)
     newest = {i for i in index.newest if i < step and index.steps[i].start < place}
     earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step) | newest)))
-    marked = {**prune(view, index, earlier), **_shorten_newest(view, second, newest)}
+    marked = {**prune(request, index, earlier), **_shorten_newest(request, second, newest)}
     left = min(place, index.find_start(step)) - sum(len(index.steps[i].places) for i in earlier)
-    access = NOTE_RECALL if view.has_tool else NOTE_ACCESS
+    access = NOTE_RECALL if request.has_tool else NOTE_ACCESS
     note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
-    recent = _render_recent(view.messages, place, start)
-    shown, gone = "\n\n".join(filter(None, (note, view.memory.text, recent))), set(range(step)) - {*earlier}
+    recent = _render_recent(request.messages, place, start)
+    shown, gone = "\n\n".join(filter(None, (note, request.memory.text, recent))), set(range(step)) - {*earlier}
     shortened = {at: made.edit.text for at, made in marked.items() if index.messages[at].structure.role == "user"}
-    rules = format_rules(list_unsent_rules(index, gone, shortened, (shown,)), view.budget.usable, count)
+    rules = format_rules(list_unsent_rules(index, gone, shortened, (shown,)), request.budget.usable, count)
     text = f"{shown}\n\n{rules}" if rules else shown
     tokens = count(text) + MESSAGE_FRAME + sum(index.steps[i].tokens for i in earlier)
     tokens -= count_saved_tokens(index, marked, count)
     return _Beginning(step, earlier, marked, text, tokens)
 
 
-def _shorten_newest(view: PlanRequest, second: MessageForms, steps: Collection[int]) -> dict[int, ReplacedMessage]:
+def _shorten_newest(request: PlanRequest, second: MessageForms, steps: Collection[int]) -> dict[int, ReplacedMessage]:
     """Return what replaces those of the user's newest turns that would leave too little room, by place."""
-    room, marked = _CURRENT_SHARE * _TAIL_SHARE * view.budget.soft, dict[int, ReplacedMessage]()
+    room, marked = _CURRENT_SHARE * _TAIL_SHARE * request.budget.soft, dict[int, ReplacedMessage]()
     for i, forms in second.items():
         if i in steps:
             chosen = next((form for form in forms if form.tokens <= room), forms[-1])
@@ -171,7 +171,7 @@ def _render_recent(messages: Sequence[CountedMessage], place: int, stop: int) ->
     return render_turns([each for each in traces if each.turn_id in ids])
 
 
-def _make_plan(view: PlanRequest, index: ConversationIndex, made: _Beginning) -> ContextPlan:
+def _make_plan(request: PlanRequest, index: ConversationIndex, made: _Beginning) -> ContextPlan:
     """Return the plan in which all from a step on stays."""
     start = index.find_start(made.step)
     tokens = made.tokens + sum(each.tokens for each in index.steps[made.step :])
@@ -189,10 +189,10 @@ def _list_references(made: _Beginning) -> Iterator[Reference]:
     yield from (reference for each in made.marked.values() for reference in each.references)
 
 
-def _make_zones(view: PlanRequest, index: ConversationIndex, made: _Beginning, build: Build) -> ContextPlan:
+def _make_zones(request: PlanRequest, index: ConversationIndex, made: _Beginning, build: Build) -> ContextPlan:
     """Return the plan in which what a step begins is cut as a conversation of its own."""
     start = index.find_start(made.step)
-    plan = build(_cut_request(view, start, made.tokens))
+    plan = build(_cut_request(request, start, made.tokens))
     edits = (*_list_edits(index, made), *(_move(edit, start) for edit in plan.edits))
     references = (*_list_references(made), *(_move_reference(each, start) for each in plan.references))
     return ContextPlan(
@@ -206,9 +206,9 @@ def _make_zones(view: PlanRequest, index: ConversationIndex, made: _Beginning, b
     )
 
 
-def without_memory(view: PlanRequest) -> PlanRequest:
+def without_memory(request: PlanRequest) -> PlanRequest:
     """Return a request for a plan that carries on no message of memory: its ledger tells everything."""
-    return view if _find_memory(view.frozen) is None else replace(view, frozen=None)
+    return request if _find_memory(request.frozen) is None else replace(request, frozen=None)
 
 
 def _find_memory(plan: ContextPlan | None) -> Written | None:
@@ -217,22 +217,22 @@ def _find_memory(plan: ContextPlan | None) -> Written | None:
     return next((edit for edit in ours if edit.text.startswith(MEMORY_HEADER)), None)
 
 
-def _cut_request(view: PlanRequest, start: int, tokens: int) -> PlanRequest:
+def _cut_request(request: PlanRequest, start: int, tokens: int) -> PlanRequest:
     """Return a request for a plan of the messages from a place on, behind others of so many tokens."""
 
     def name(begin: int, stop: int, offset: int) -> str:
-        return view.name(begin + start, stop + start, offset)
+        return request.name(begin + start, stop + start, offset)
 
     return replace(
-        view,
-        messages=view.messages[start:],
-        head=view.head + tokens,
+        request,
+        messages=request.messages[start:],
+        head=request.head + tokens,
         name=name,
-        pinned=_shift(view.pinned, start),
-        unkept=_shift(view.unkept, start),
-        frozen=_cut_plan(view.frozen, start),
+        pinned=_shift(request.pinned, start),
+        unkept=_shift(request.unkept, start),
+        frozen=_cut_plan(request.frozen, start),
         reports=(),
-        sent=None if view.sent is None else max(0, view.sent - start),
+        sent=None if request.sent is None else max(0, request.sent - start),
         strategy="epochs",
         memory=None,
     )

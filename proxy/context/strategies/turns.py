@@ -46,7 +46,7 @@ class _KeptSteps(Value):
         return sum(step.tokens for i, step in enumerate(index.steps) if i >= self.tail or i in self.earlier)
 
 
-def plan_turns(view: PlanRequest, index: ConversationIndex, policy: TurnsPolicy, count: Count) -> ContextPlan | None:
+def plan_turns(request: PlanRequest, index: ConversationIndex, policy: TurnsPolicy, count: Count) -> ContextPlan | None:
     """Return the plan of an epoch, or None without any prompt, or if what has to stay is above the high mark."""
     if not index.users:
         return None
@@ -54,13 +54,13 @@ def plan_turns(view: PlanRequest, index: ConversationIndex, policy: TurnsPolicy,
     words = index.fixed | _list_earlier_words(index, prompt.start, policy.user_turns - 1)
     least = _keep(index, max(prompt.stop, index.fresh), words | {*prompt}).count(index)
     kept = _keep(index, prompt.start, words | _find_loop(index, prompt.start, policy.scan_messages))
-    if view.head + kept.count(index) > view.budget.high:
+    if request.head + kept.count(index) > request.budget.high:
         kept = _keep(index, prompt.start, words)
-        over = view.head + kept.count(index) - view.budget.compute_low_mark(view.head + least)
+        over = request.head + kept.count(index) - request.budget.compute_low_mark(request.head + least)
         kept = _leave_loops(index, kept, prompt, over)
-    notes = tuple(_write_notes(view, index, kept, prompt))
+    notes = tuple(_write_notes(request, index, kept, prompt))
     tokens = kept.count(index) + sum(count(note.text) + MESSAGE_FRAME for note in notes)
-    if view.head + tokens > view.budget.high:
+    if request.head + tokens > request.budget.high:
         return None
     edits = list_edits(index, PlanDraft(kept.tail, kept.earlier, Ledger(notes), {}), kept.tail)
     return ContextPlan(index.find_start(kept.tail), tuple(edits), (), tokens, least)
@@ -111,11 +111,11 @@ def _leave_loops(index: ConversationIndex, kept: _KeptSteps, prompt: range, over
     return kept if stop == prompt.stop else _keep(index, stop, kept.earlier | {*prompt} | index.fixed)
 
 
-def _write_notes(view: PlanRequest, index: ConversationIndex, kept: _KeptSteps, prompt: range) -> Iterator[Written]:
+def _write_notes(request: PlanRequest, index: ConversationIndex, kept: _KeptSteps, prompt: range) -> Iterator[Written]:
     """Yield a note where a message of the assistant would be the first, and where loops of the turn are left out."""
     first = index.steps[min(kept.earlier, default=kept.tail)].start
     if first and index.messages[first].structure.role != "user":
-        yield Written(render_note(first, has_tool=view.has_tool), 0, first)
+        yield Written(render_note(first, has_tool=request.has_tool), 0, first)
     start, stop = index.find_start(prompt.stop), index.find_start(kept.tail)
     if stop > start:
-        yield Written(render_note(stop - start, has_tool=view.has_tool), start, stop)
+        yield Written(render_note(stop - start, has_tool=request.has_tool), start, stop)

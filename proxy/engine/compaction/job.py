@@ -151,7 +151,7 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
         return MessageRange(start, stop, self.request.state.history.count(start, stop))
 
     @property
-    def is_in_view(self) -> bool:
+    def is_visible(self) -> bool:
         """Return whether the request shows the messages of the span as the client sent them, or most of them."""
         return not self.parents and may_be_hidden(self.hidden.tokens, self.span.tokens)
 

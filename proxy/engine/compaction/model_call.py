@@ -29,7 +29,7 @@ from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import SUCCESS, Headers, Opening, Reading, Round, SessionKey, Usage
 from proxy.model.manifest import make_capped_manifest
 from proxy.retrieval.embeddings import EMBEDDINGS, read_embeddings
-from proxy.wire import CHAT
+from proxy.wire import OWN_FORMAT
 from proxy.wire.body import decode_content
 from proxy.wire.format import Format
 from proxy.wire.headers import (
@@ -42,7 +42,7 @@ from proxy.wire.headers import (
 )
 from proxy.wire.overflow import read_overflow
 from proxy.wire.streams import EVENT_END, read_events
-from proxy.wire.summary_request import begins_with_thoughts, list_headers, make_target, read_piece, read_summary
+from proxy.wire.summary_request import begins_with_thoughts, make_target, read_piece, read_summary
 
 MOST_BYTES = 32 * 1024 * 1024
 """The most bytes of a response: a few times what 64 vectors of 8,192 numbers take."""
@@ -100,7 +100,7 @@ class ModelCall:
         headers = select_for_own_call(self.credential.headers, is_same_upstream=self.is_at_home)
         if self.form is None:
             return headers
-        headers = headers if self.is_at_home else (*list_headers(self.form), *headers)
+        headers = headers if self.is_at_home else (*self.form.own_headers, *headers)
         return self.form.add_needed_headers(headers, self.body)
 
 
@@ -205,7 +205,7 @@ class RunningCall(LocalClient):
             coding = find_header(self.headers, b"content-encoding").decode("latin-1")
             codes, usage = read_embeddings(decode_content(self.content, coding, MOST_BYTES), len(asked.texts))
             return ModelResponse("", "", usage, seconds, is_tool_call=False, exchange=self.id, codes=codes)
-        form = asked.form or CHAT  # as an upstream says why it makes no vectors
+        form = asked.form or OWN_FORMAT  # as an upstream says why it makes no vectors
         answer, _ = read_received(form, self.headers, self.content, MOST_BYTES)
         if answer.error or not answer.is_ended:
             raise ValueError(answer.error or _BROKEN)

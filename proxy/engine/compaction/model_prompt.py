@@ -74,7 +74,7 @@ class PromptBuilder:
         cannot be extended.
         """
         split = await asyncio.to_thread(split_body, job.request.body, job.request.state.request.items_key)
-        if not job.is_in_view or split is None:
+        if not job.is_visible or split is None:
             return None
         order = await asyncio.to_thread(self._make_order, job, level, most)
         hidden, transcript = job.hidden, ""

@@ -17,13 +17,13 @@ from proxy.engine.compaction.job import SentRequest, SummaryJob, list_references
 from proxy.engine.compaction.model_call import FailedCall, ModelResponse
 from proxy.engine.compaction.model_health import CircuitBreakers
 from proxy.engine.compaction.model_prompt import SummaryPrompt, expect_warm_input
-from proxy.engine.policy import Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.ports import Clock
 from proxy.model.epoch import Summary
 from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
-from proxy.wire.summary_request import has_compaction, write_compaction
+from proxy.wire.summary_request import write_compaction
 
 _MOST_MODELS = 1024
 # After a refusal of the request itself, the provider is not asked again for this model for a day.
@@ -34,7 +34,6 @@ _EXPECTED_TOKENS = 1500
 _MOST_CHARACTERS = 1_000_000
 _TITLE = "[The provider's own compaction of the conversation up to message {}]"
 _SEALED = "Only the provider can read it."
-_ANY = Provider()
 
 _log = logging.getLogger("palimpsest.compaction")
 
@@ -56,7 +55,8 @@ class ProviderCompaction:
         """
         request, managed = job.request, job.request.state.request
         names, context = (managed.session.upstream, managed.model), request.state.context
-        is_allowed = self._providers.get(names[0], _ANY).has_compaction and has_compaction(FORMATS[managed.wire])
+        provider, form = self._providers.get(names[0], UNKNOWN_PROVIDER), FORMATS[managed.wire]
+        is_allowed = provider.has_compaction and form.has_compaction
         is_other = job.is_for_memory or job.options is not None or bool(job.parents or job.supersedes)
         if not is_allowed or is_other or names[1] in context.given_up:
             return None

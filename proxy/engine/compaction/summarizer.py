@@ -29,7 +29,7 @@ from proxy.engine.compaction.scheduling import SummaryModel, list_summary_models
 from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models, PriceList
-from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER, EnginePolicy, Provider
 from proxy.engine.ports import Clock, Ids
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
@@ -43,7 +43,6 @@ from proxy.wire.headers import select_stored
 from proxy.wire.summary_request import find_form, raise_output_limit
 
 _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
-_ANY = Provider()
 # Statuses that the body of a request may have caused, not the state of the upstream.
 _DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
 _NO_CREDENTIAL = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
@@ -186,14 +185,14 @@ class Summarizer:
         if (job_of_provider := self.provider_compaction.find_job(job)) is not None:
             home = SummaryModel(used.upstream, request.state.request.model)
             each = _Attempt(job_of_provider, used, home, 1, attempts, keeps_lease, is_custom, is_by_provider=True)
-            if credential is not None or self.providers.get(home.upstream.name, _ANY).has_own_key:
+            if credential is not None or self.providers.get(home.upstream.name, UNKNOWN_PROVIDER).has_own_key:
                 yield each
         for level in levels:
             if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form helps only if a response was rejected, not if no call was allowed
             for target in list_summary_models(policy, used.upstream, request.state.request.model, self.routes):
                 each = _Attempt(job, used, target, level, attempts, keeps_lease, is_custom)
-                if credential is None and not self.providers.get(target.upstream.name, _ANY).has_own_key:
+                if credential is None and not self.providers.get(target.upstream.name, UNKNOWN_PROVIDER).has_own_key:
                     attempts.problems.append(_NO_CREDENTIAL)
                 elif self._is_allowed(each):
                     yield each
@@ -255,7 +254,7 @@ class Summarizer:
     async def _write_prompt(self, each: _Attempt, most: int | None, *, is_warm: bool) -> SummaryPrompt | None:
         upstream, model = each.names
         if is_warm:
-            is_alternating = self.providers.get(upstream, _ANY).strict_alternation
+            is_alternating = self.providers.get(upstream, UNKNOWN_PROVIDER).strict_alternation
             return await self.prompts.write_warm(each.job, each.level, most=most, is_alternating=is_alternating)
         window = self.models.card(upstream, model).window
         form = self._find_form(each)
@@ -266,7 +265,7 @@ class Summarizer:
         managed = each.job.request.state.request
         if each.target.upstream.name == managed.session.upstream:
             return FORMATS[managed.wire]
-        return find_form(self.providers.get(each.target.upstream.name, _ANY).host)
+        return find_form(self.providers.get(each.target.upstream.name, UNKNOWN_PROVIDER).host)
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
         """Send a prompt, and again with more output tokens if reasoning used all. Return None if not allowed."""

@@ -26,7 +26,7 @@ from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.models import Models
-from proxy.engine.policy import Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
@@ -43,7 +43,6 @@ _IDLE_SECONDS = 5.0
 # The share of the soft mark from which on the next call may be the one that opens an epoch, so that a summary of what
 # that takes has to be asked for now.
 _NEAR_SHARE = 0.85
-_ANY = Provider()
 # Suffixes of host names in a local network (`host.docker.internal`). Names without a dot (`ollama`) are local, too.
 _NEAR = (".localhost", ".local", ".internal", ".lan")
 
@@ -174,7 +173,7 @@ class CompactionTrigger:
 
     def is_local(self, upstream: str, model: str) -> bool:
         """Return whether the upstream serves one request at a time, as declared or as assumed."""
-        provider = self.providers.get(upstream, _ANY)
+        provider = self.providers.get(upstream, UNKNOWN_PROVIDER)
         if provider.cache is not None or upstream not in self._near:
             return provider.cache == "local"
         return not self.models.card(upstream, model).prices_source

@@ -182,7 +182,7 @@ class SummaryWorker:
             return removed or self._choose_span_job(request, index, begin, None, LEAST)
         least, end = compute_least_span(request.state.budget.usable), request.find_end()
         job = self._choose_span_job(request, index, begin, end, least)
-        if job is None or job.is_in_view:
+        if job is None or job.is_visible:
             return job
         return self._choose_span_job(request, index, shown, end, least)
 

@@ -15,7 +15,7 @@ from proxy.engine.context.accounting import label_note
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ClearedContext, ClearingTerms, Epoch, Kept, Pin, Plan, Replaced, decode_edits
+from proxy.model.epoch import ClearedContext, ClearingTerms, Epoch, Kept, Pin, Plan, Replaced
 from proxy.model.exchange import Headers
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
@@ -133,7 +133,7 @@ def _measure_replaced(
     if known is not None:
         return known
     form, raws = FORMATS[request.wire], request.list_raws()[: epoch.depth]
-    edits = {each.place: each for each in decode_edits(epoch.edits or b"[]") if isinstance(each, Kept | Replaced)}
+    edits = {each.place: each for each in epoch.list_edits() if isinstance(each, Kept | Replaced)}
     if structures is None:
         structures = list(map(form.parse_structure, raws))
     uses = sum([count_cleared(each.results, edits.get(i)) for i, each in enumerate(structures[: epoch.depth])])

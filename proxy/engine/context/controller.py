@@ -16,7 +16,6 @@ from proxy.context.epoch_decision import (
     LATE,
     MUST_STAY,
     NO_ROOM,
-    OBSTACLES,
     PRICED,
     REFUSED,
     REPORTING,
@@ -32,7 +31,6 @@ from proxy.engine.context.accounting import (
     UsageAccounting,
     add_note,
     label_note,
-    list_labels,
     tell_preamble,
     tell_recorded,
     tell_removed,
@@ -87,8 +85,7 @@ class ContextController:
     def decide_at_once(self, request: ResolvedRequest) -> OutgoingRequest | None:
         """Return what is sent if that is known without waiting. Return None if `decide` is needed.
 
-        Most calls are decided here: short requests of sessions in which nothing was ever managed, and requests that
-        keep their epoch however many tokens their new messages have.
+        Most calls are decided here: short requests, and requests that keep their epoch and have few new messages.
         """
         if not isinstance(request, ManagedRequest):
             return self._pass_unread(request)
@@ -100,15 +97,7 @@ class ContextController:
                 extra={"exchange": request.exchange, "session": request.session.id},
             )
             return None
-        if outgoing is None:
-            return None
-        self._caches.prompts.note_sent(request, outgoing.epoch)
-        if outgoing.uncounted is not None:
-            return outgoing
-        outgoing = tell_unserved(request, outgoing)
-        if outgoing.plan is not None:
-            self._bus.publish(Planned(request.session.id, outgoing.plan))
-        return outgoing
+        return self._conclude(request, outgoing) if outgoing is not None else None
 
     async def decide(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
         """Return what is sent. Wait for the log, for token counts and for a plan, each for a bounded time.
@@ -127,30 +116,7 @@ class ContextController:
                 outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
-        self._caches.prompts.note_sent(request, outgoing.epoch)
-        outgoing = tell_unserved(request, outgoing)
-        if outgoing.plan is not None and outgoing.uncounted is None:
-            self._bus.publish(Planned(request.session.id, outgoing.plan))
-        return outgoing.add(labels, pin)
-
-    def account(self, outgoing: OutgoingRequest) -> OutgoingRequest:
-        """Count and charge a request that was sent uncounted. Return it with its plan and labels."""
-        assert outgoing.uncounted is not None, "it was counted before"
-        request = outgoing.uncounted.state.request
-        try:
-            state = self.states.count(outgoing.uncounted)
-            sent = replace(outgoing, tokens=state.tokens, uncounted=None, state=state)
-            decision = decide(state.account, state.facts)
-            counted = tell_unserved(request, self._accounting.account(state, sent, decision))
-        except Exception:  # noqa: BLE001 - a boundary: the request is on its way
-            _log.exception(
-                "a request could not be counted; what it costs and saves is not recorded. Please report this line",
-                extra={"exchange": request.exchange, "session": request.session.id},
-            )
-            counted = replace(outgoing, labels=(), uncounted=None)
-        assert counted.plan is not None, "what keeps an epoch has a plan"
-        self._bus.publish(Planned(request.session.id, counted.plan))
-        return counted
+        return self._conclude(request, outgoing).add(labels, pin)
 
     def note_prompt(self, request: ManagedRequest, layers: bytes) -> None:
         """Note a request that was sent, whatever was made of it."""
@@ -168,7 +134,7 @@ class ContextController:
         self._accounting.watch(request, outgoing.body)
 
     def draft_ahead(self, outgoing: OutgoingRequest) -> None:
-        """Plan the next epoch in the background if it is near."""
+        """Plan the next epoch in the background if it is near, once the request is on its way."""
         if outgoing.state is not None and not outgoing.is_opened:  # in a callback: an error must not fail this call
             asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state)
 
@@ -183,11 +149,10 @@ class ContextController:
         *,
         commit: Commit,
         add_labels: Callable[[Headers], None],
-        run_after_send: Callable[[], None],
     ) -> RetrySource:
         """Return the object that decides what is sent if the upstream refuses the request.
 
-        `add_labels` adds headers to the response. `run_after_send` runs the work that was deferred until after sending.
+        `add_labels` adds headers to the response.
         """
         return RefusalRetry(
             self.states,
@@ -197,8 +162,15 @@ class ContextController:
             outgoing,
             commit=commit,
             add_labels=add_labels,
-            run_after_send=run_after_send,
         )
+
+    def _conclude(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Note what is sent, and tell of its plan."""
+        self._caches.prompts.note_sent(request, outgoing.epoch)
+        outgoing = tell_unserved(request, outgoing)
+        if outgoing.plan is not None:
+            self._bus.publish(Planned(request.session.id, outgoing.plan))
+        return outgoing
 
     def _decide_at_once(self, request: ManagedRequest) -> OutgoingRequest | None:
         self._observer.note_arrival(request)
@@ -236,19 +208,18 @@ class ContextController:
         return OutgoingRequest("original", own, is_managed=True, is_guarded=_is_risky(budget, request))
 
     def _pass_known(self, request: ManagedRequest) -> OutgoingRequest | None:
-        """Return what is sent if the session is in memory and the tokens of the new messages make no difference."""
+        """Return what is sent if memory has the session, and nothing has to be waited for."""
         self._caches.forget_lost()
         context = self._caches.contexts.find_known(request)
         if context is None or _find_mark(request):
             return None
-        return self._pass_uncounted(request, context, self.states.find_budget(request))
+        epoch, budget = context.find(request.view, request), self.states.find_budget(request)
+        if epoch is None:
+            return self._pass_short(request, context, budget)
+        return self._keep_epoch(request, context, epoch, budget)
 
-    def _pass_uncounted(
-        self, request: ManagedRequest, context: SessionContext, budget: Budget
-    ) -> OutgoingRequest | None:
-        epoch = context.find(request.view, request)
-        if epoch is not None:
-            return self._keep_epoch(request, context, epoch, budget)
+    def _pass_short(self, request: ManagedRequest, context: SessionContext, budget: Budget) -> OutgoingRequest | None:
+        """Return a request without an epoch as it is if its bytes prove that it is short, else None."""
         if not self.states.is_below(request, budget) or self.states.is_overflowed(request):
             return None
         if self.states.is_due(request, None, budget):
@@ -265,29 +236,16 @@ class ContextController:
     def _keep_epoch(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
     ) -> OutgoingRequest | None:
-        """Return the request under its active epoch if that holds for any token count of the new messages.
-
-        They are counted after sending. Return None if the decision depends on their count, or if they are so long that
-        they are counted in a thread.
-        """
-        uncounted = self.states.read_uncounted(request, context, epoch, budget)
-        if uncounted is None or not _is_kept(uncounted.state):
+        """Return a request under its active epoch if that is quickly decided, and no other epoch opens."""
+        state = self.states.read_now(request, context, epoch, budget)
+        if state is None:
             return None
-        outgoing = self.chain.keep(uncounted.state)
-        if outgoing is None:
+        decision = decide(state.account, state.facts)
+        kept = self.chain.keep(state) if decision.why is None else None
+        if kept is None:
             return None
         self.states.models.ask_window(request, budget)
-        _choose(uncounted.state, outgoing)
-        outgoing = tell_removed(self._bus, request, context, outgoing)
-        plan = Plan(request.exchange, 0, request.view, outgoing.rung, epoch.id)
-        return replace(
-            outgoing,
-            plan=plan,
-            labels=(*list_labels(plan, epoch, is_opened=outgoing.is_opened), *label_note(outgoing.note)),
-            is_managed=True,
-            is_guarded=budget.is_near_window(outgoing.tokens),
-            uncounted=uncounted,
-        )
+        return self._charge(state, kept, decision)
 
     async def _find_exemption(self, request: ManagedRequest) -> str:
         """Return why a request is not managed, or an empty string if it is."""
@@ -339,9 +297,9 @@ class ContextController:
         self._caches.forget_lost()
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
         budget = self.states.find_budget(request)
-        if (outgoing := self._pass_uncounted(request, context, budget)) is not None:
-            return outgoing
         epoch = context.find(request.view, request)
+        if epoch is None and (outgoing := self._pass_short(request, context, budget)) is not None:
+            return outgoing
         if epoch is None and (reason := self._find_sign(request)):
             return await self._remove_foreign(request, self._stand_aside(request, reason))
         self.states.models.ask_window(request, budget)
@@ -352,8 +310,13 @@ class ContextController:
             self.states.overflows.settle(request.session.id, request.model)
         elif decision.why in PRICED and not chosen.is_opened:
             decision = decide(state.account, state.planned_facts)  # its plan may not pay
+        return self._charge(state, chosen, decision)
+
+    def _charge(self, state: RequestState, chosen: OutgoingRequest, decision: Decision) -> OutgoingRequest:
+        """Charge a request to the account of its epoch. Return it with its plan and labels."""
+        request = state.request
         _choose(state, chosen)
-        chosen = tell_removed(self._bus, request, context, chosen)
+        chosen = tell_removed(self._bus, request, state.context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
         outgoing = outgoing.add(_label_own(state, outgoing, decision)).add(_label_shortened(state, outgoing))
         return self._label_excess(state, outgoing, decision)
@@ -431,19 +394,6 @@ class ContextController:
         counted = (tokens, tokens, 0, account.owed, saving)
         plan = Plan(request.exchange, 0, request.view, "original", "", "none", reason, *counted)
         return OutgoingRequest("original", content, plan=plan, labels=labels)
-
-
-def _is_kept(state: RequestState) -> bool:
-    """Return whether no epoch opens, however few tokens the new messages have.
-
-    `state` has the upper bound of their tokens: if no epoch opens at that, none opens below it. Return False if an
-    earlier epoch was ineffective, since the tokens that must stay are then estimated from counts; also if an epoch is
-    due but something prevents it, since response headers then report it with exact tokens.
-    """
-    if state.account.ineffective or state.budget.is_ceiling_unreachable(state.protected):
-        return False
-    decision = decide(state.account, state.facts)
-    return decision.why is None and decision.reason not in OBSTACLES
 
 
 def _is_unshortened(state: RequestState) -> bool:

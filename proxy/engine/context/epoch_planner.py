@@ -17,7 +17,7 @@ from proxy.context.references import forget_tool, make_reference
 from proxy.context.verbatim import estimate_reasoning, find_tail
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import TOOL_TOKENS
-from proxy.engine.policy import Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model import Value
 from proxy.model.epoch import (
@@ -38,7 +38,6 @@ from proxy.model.messages import Message, MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.rendering import Role, detach_items, reach_user, render
 
-_ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
 _NOTHING = ContextPlan(0, (), (), 0)
 
@@ -241,7 +240,7 @@ class EpochPlanner:
 
     def takes_compactions(self, request: ManagedRequest) -> bool:
         """Return whether the upstream of a request takes a compaction of its provider."""
-        return self._providers.get(request.session.upstream, _ANY).has_compaction
+        return self._providers.get(request.session.upstream, UNKNOWN_PROVIDER).has_compaction
 
     async def wait(self, drafting: "asyncio.Future[RenderedPlan]", seconds: float) -> None:
         """Wait for a plan, whatever it becomes, for at most so many seconds."""
@@ -274,7 +273,7 @@ class EpochPlanner:
             history.head.tokens + (TOOL_TOKENS if inputs.has_tool else 0) - lifted,
             request.session.id,
             self._secret,
-            self._providers.get(request.session.upstream, _ANY),
+            self._providers.get(request.session.upstream, UNKNOWN_PROVIDER),
             replace(
                 inputs,
                 budget=inputs.budget.lower(lifted),

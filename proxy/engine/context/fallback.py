@@ -1,6 +1,6 @@
-"""The levels that are tried in order until one yields a request to send.
+"""The rungs that are tried in order until one yields a request to send.
 
-The levels are a new epoch, the active epoch, a minimal new epoch, and the client's own bytes. An epoch is in the log
+The rungs are a new epoch, the active epoch, a minimal new epoch, and the client's own bytes. An epoch is in the log
 before anything is sent under it. If the log does not accept it, it changes nothing.
 """
 
@@ -53,8 +53,8 @@ _MOST_EXCESS = 0.1
 # takes is begun two calls before it, and depends on that plan.
 _LEAD_CALLS = 3
 
-# How levels are named to people, and the errors whose words are shown to them.
-_LEVELS: Mapping[Rung, str] = {"plan": "a plan", "epoch": "the active epoch", "minimal": "a minimal plan"}
+# How rungs are named to people, and the errors whose words are shown to them.
+_RUNG_NAMES: Mapping[Rung, str] = {"plan": "a plan", "epoch": "the active epoch", "minimal": "a minimal plan"}
 _QUOTED = (Invalid, TimeoutError, StoreUnavailable)
 
 _log = logging.getLogger("palimpsest.context")
@@ -70,7 +70,7 @@ class _EarlierPlan(NamedTuple):
 class _EpochRequest(Value):
     """An epoch that is to open. `name` is its id; `seconds` is how long its plan may take.
 
-    `failures` gets what went wrong at each level, by its name. If `is_anew`, the plan carries on nothing of the active
+    `failures` gets what went wrong at each rung, by its name. If `is_anew`, the plan carries on nothing of the active
     epoch, which may be what has failed.
     """
 
@@ -83,7 +83,7 @@ class _EpochRequest(Value):
 
 
 class FallbackChain:
-    """Finds the first level that works. `context/epoch_decision` has decided before whether an epoch should open.
+    """Finds the first rung that works. `context/epoch_decision` has decided before whether an epoch should open.
 
     If it `is_patient`, every plan is awaited as long as that of an epoch which the ceiling needs.
     """
@@ -120,7 +120,7 @@ class FallbackChain:
     ) -> OutgoingRequest:
         """Return what is sent. `why` is the reason to open an epoch, or None to open none; `name` is its id.
 
-        `seconds` limits the time for its plan; None means the usual limit. An error of a level is never raised. Where
+        `seconds` limits the time for its plan; None means the usual limit. An error of a rung is never raised. Where
         the client's own bytes are above the ceiling, they are sent only if no epoch can open either.
         """
         opened, failures = None, dict[Rung, Exception]()
@@ -145,7 +145,7 @@ class FallbackChain:
         if own.epoch is None or decide(own.account, facts).why != "hard":
             return None
         async with own.context.opening:
-            return await self._open_levels(own, wanted, ("plan", "minimal"))
+            return await self._open_rungs(own, wanted, ("plan", "minimal"))
 
     def _takes(self, state: RequestState) -> bool:
         """Return whether the upstream takes what is sent under the active epoch: it may have a compaction."""
@@ -166,7 +166,7 @@ class FallbackChain:
         try:  # without pins: a pin takes effect in the next epoch
             recalled = _list_recalled(state, epoch)
             body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed, recalled=recalled)
-        except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
+        except Exception as error:  # noqa: BLE001 - a boundary: the next rung is tried
             tell_failure(self._bus, state, "epoch", error)
             if failures is not None:
                 failures["epoch"] = error
@@ -247,7 +247,7 @@ class FallbackChain:
         tell_opened(self._bus, state.request, epoch)
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
-        """Open an epoch, or use one that another request opened meanwhile. Return None to use the next level."""
+        """Open an epoch, or use one that another request opened meanwhile. Return None to use the next rung."""
         async with state.context.opening:
             found = state.context.find(state.view, state.request)
             if found is not None and found is not state.epoch:
@@ -257,12 +257,12 @@ class FallbackChain:
                     return self.keep(state, wanted.failures)
             # A request above the ceiling is cut even if its plan is late or fails.
             is_needed = wanted.why in NEEDED or state.tokens >= state.budget.high
-            return await self._open_levels(state, wanted, ("plan", "minimal") if is_needed else ("plan",))
+            return await self._open_rungs(state, wanted, ("plan", "minimal") if is_needed else ("plan",))
 
-    async def _open_levels(
+    async def _open_rungs(
         self, state: RequestState, wanted: _EpochRequest, rungs: Sequence[Rung]
     ) -> OutgoingRequest | None:
-        """Open an epoch at the first of these levels that works, of those that have not failed yet."""
+        """Open an epoch at the first of these rungs that works, of those that have not failed yet."""
         for rung in rungs:
             if rung in wanted.failures:
                 continue
@@ -277,10 +277,10 @@ class FallbackChain:
     async def _try(
         self, state: RequestState, rung: Rung, work: Awaitable[OutgoingRequest | None]
     ) -> tuple[OutgoingRequest | None, Exception | None]:
-        """Return the result of a level, and its error."""
+        """Return the result of a rung, and its error."""
         try:
             return await work, None
-        except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
+        except Exception as error:  # noqa: BLE001 - a boundary: the next rung is tried
             tell_failure(self._bus, state, rung, error)
             return None, error
 
@@ -464,12 +464,12 @@ def _count_under(state: RequestState, draft: RenderedPlan, frozen: int) -> int:
 
 
 def format_failures(failures: Mapping[Rung, Exception]) -> str:
-    """Say why levels failed, in the order in which they were tried.
+    """Say why rungs failed, in the order in which they were tried.
 
     Only errors with words of ours are quoted: others may quote the conversation.
     """
     told = {rung: str(each) if isinstance(each, _QUOTED) else type(each).__name__ for rung, each in failures.items()}
-    return "; ".join(f"{_LEVELS.get(rung, rung)}: {problem}" for rung, problem in told.items())
+    return "; ".join(f"{_RUNG_NAMES.get(rung, rung)}: {problem}" for rung, problem in told.items())
 
 
 def _note_unshortened(state: RequestState) -> None:

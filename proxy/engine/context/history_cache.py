@@ -153,17 +153,6 @@ def decode_messages(request: ManagedRequest, start: int = 0) -> list[CountedMess
     return [CountedMessage(each.message, each.structure, 0) for each in decoded]
 
 
-class PartialHistory(Value, eq=False):
-    """A history whose newest messages, `pieces`, are not counted yet: `sums` has their bytes, an upper bound.
-
-    `most` is the largest possible excess of that bound, in tokens.
-    """
-
-    history: MeasuredHistory
-    pieces: tuple[Piece, ...]
-    most: int
-
-
 class HistoryCache:
     """The histories used last. The least recently used are dropped above `most_bytes`."""
 
@@ -216,11 +205,10 @@ class HistoryCache:
             self._remember(_name(request), history)
         return history
 
-    def begin(self, request: ManagedRequest) -> "PartialHistory | None":
-        """Return the history of a request with its new messages uncounted, for `finish` to count.
+    def follow_now(self, request: ManagedRequest) -> MeasuredHistory | None:
+        """Return what `follow` does if only few new messages have to be counted behind a cached history, else None.
 
-        Return None if no history is cached, or if the new messages are too long or their tokens not bounded by their
-        bytes: use `follow` then.
+        Their tokens must also be bounded by their bytes: other messages have media, whose sizes may be learned since.
         """
         known, shared = self.find(request)
         if known is None or not is_head_of(known.head, request):
@@ -232,17 +220,8 @@ class HistoryCache:
         structures, pieces = _decode(request.wire, raws)
         if any(map(_is_long_named, structures)):
             return None
-        bounds = [len(raw) for raw in raws]
-        return PartialHistory(
-            _extend(known, shared, request, structures, tokens=bounds, head=known.head), tuple(pieces), sum(bounds)
-        )
-
-    def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
-        """Count the new messages of a history from `begin`. This blocks the event loop."""
-        tokens = self._counter.count_now(request.model, begun.pieces, request.session.upstream).tokens
-        history, shared = begun.history, len(begun.history.sums) - len(tokens)
-        sums = extend_shared(history.sums, shared, _sum_tokens(history.count_to(shared), tokens))
-        history = replace(history, sums=sums)
+        tokens = self._counter.count_now(request.model, pieces, request.session.upstream).tokens
+        history = _extend(known, shared, request, structures, tokens=tokens, head=known.head)
         self._remember(_name(request), history)
         return history
 

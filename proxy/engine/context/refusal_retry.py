@@ -40,10 +40,10 @@ _CAUTION = 0.9
 # The largest share of the window that is reserved for output: more would leave too little for the context.
 _MOST_RESERVED = 0.75
 
-_Level = ReducedForm | Literal["original", "minimal"]
+_Rung = ReducedForm | Literal["original", "minimal"]
 """The form in which a refused rewritten request is sent next."""
 
-_LEVELS: tuple[_Level | None, ...] = (
+_RUNGS: tuple[_Rung | None, ...] = (
     None,
     "alternating",
     "uncompacted",
@@ -82,7 +82,6 @@ class RefusalRetry:
         *,
         commit: Commit,
         add_labels: Callable[[Headers], None],
-        run_after_send: Callable[[], None],
     ) -> None:
         self._states = states
         self._chain = chain
@@ -91,15 +90,14 @@ class RefusalRetry:
         self._outgoing = outgoing
         self._commit = commit
         self._add_labels = add_labels
-        self._run_after_send = run_after_send
         self._body = outgoing.body
         self._plan = outgoing.plan
         self._k = 0
         self._is_hop = False  # what was refused is a round in which the model had recalled
-        self._learned: _Level | None = None
+        self._learned: _Rung | None = None
         self._labels: Headers = ()
         self._is_cut = False
-        self._level: _Level | None = None
+        self._rung: _Rung | None = None
         self._refused = ""
         self._sent = [outgoing.body]
 
@@ -121,7 +119,6 @@ class RefusalRetry:
             work = self._retry_rewritten(refusal)
         if work is None:
             return None
-        self._run_after_send()
         try:
             retry = await work
         except Exception:  # noqa: BLE001 - a boundary: the refusal goes to the client as it came
@@ -138,11 +135,11 @@ class RefusalRetry:
 
     async def accept(self) -> None:
         """Remember the form that was accepted in place of a refused one, for later requests of the view."""
-        if self._level in (None, self._learned):
+        if self._rung in (None, self._learned):
             return
-        self._learned = self._level
+        self._learned = self._rung
         try:
-            await self._learn_form(self._level)
+            await self._learn_form(self._rung)
         except Exception:  # noqa: BLE001 - a boundary: the response is on its way to the client
             _log.exception(
                 "that an upstream refused an epoch was not recorded; it may be refused again. Please report this line",
@@ -186,7 +183,7 @@ class RefusalRetry:
         changed = {place: strip(raw) for place, raw in enumerate(request.list_raws())}
         told = "the upstream refused its signed reasoning, which may have been made under an epoch"
         plan = Plan(request.exchange, self._k + 1, request.view, "original", reason=told)
-        self._level = "unsigned"
+        self._rung = "unsigned"
         return self._keep(make_own_body(request, changed), plan)
 
     async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
@@ -200,18 +197,18 @@ class RefusalRetry:
             said,
             extra={"exchange": self._request.exchange, "session": self._request.session.id},
         )
-        level = _LEVELS.index(self._level)
+        rung = _RUNGS.index(self._rung)
         for form in _SUBJECTS:
-            if _LEVELS.index(form) > level and self._may_help(form, state, refusal):
+            if _RUNGS.index(form) > rung and self._may_help(form, state, refusal):
                 outgoing = await self._chain.open_without(state, form, self._commit, self._next_name)
                 if outgoing is not None:
                     return self._send(form, state, outgoing, said)
         room = state.budget.find_room()
-        if level < _LEVELS.index("original") and (room is None or state.client_tokens <= room):
+        if rung < _RUNGS.index("original") and (room is None or state.client_tokens <= room):
             plain = replace(self._request, notes=NO_NOTES)
             own = make_own_body(plain, state.context.reasoning.find_changed(plain, None))
             return self._send("original", state, OutgoingRequest("original", own, state.client_tokens), said)
-        if self._level == "minimal":
+        if self._rung == "minimal":
             return None
         state.context.reasoning.bind(state.view)
         budget = state.budget.limit(int(state.tokens * _CAUTION))
@@ -231,16 +228,16 @@ class RefusalRetry:
         outgoing = await self._chain.run(state, "overflow", self._commit, self._next_name, seconds=seconds)
         return outgoing if outgoing.epoch is not None and outgoing.tokens < state.tokens else None
 
-    def _send(self, level: _Level, state: RequestState, outgoing: OutgoingRequest, said: str) -> Retry:
+    def _send(self, rung: _Rung, state: RequestState, outgoing: OutgoingRequest, said: str) -> Retry:
         """Retry in another form, which is learned once it is accepted."""
         request = self._request
-        if level == "unsigned" or (outgoing.removed and level != "minimal"):
+        if rung == "unsigned" or (outgoing.removed and rung != "minimal"):
             name = outgoing.epoch.id if outgoing.epoch is not None else ""
             fresh = state.context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed)
             self._bus.publish(ReasoningRemoved(request.exchange, request.session.id, state.view, name, fresh))
             said = f"{said}; {format_removed(len(outgoing.removed))}"
-        self._level, plan = level, self._make_plan(state, outgoing, said)
-        self._labels = list_labels(plan, outgoing.epoch, is_opened=level == "minimal")
+        self._rung, plan = rung, self._make_plan(state, outgoing, said)
+        self._labels = list_labels(plan, outgoing.epoch, is_opened=rung == "minimal")
         return self._keep(outgoing.body, plan)
 
     def _make_plan(self, state: RequestState, outgoing: OutgoingRequest, reason: str) -> Plan:
@@ -261,18 +258,18 @@ class RefusalRetry:
             state.to_model_tokens(state.budget.high),
         )
 
-    async def _learn_form(self, level: _Level) -> None:
+    async def _learn_form(self, rung: _Rung) -> None:
         request = self._request
         context = await self._states.caches.contexts.open(request)
-        if level == "original":
+        if rung == "original":
             self._publish_excess()
             await self._record_refusal(context)
             self._add_labels(label_note("the upstream refused the shortened request; it went as the client sent it"))
             return
-        if level == "alternating":
+        if rung == "alternating":
             self._states.models.note_alternating(request.session.upstream, request.model)
             context.forget_drafted()
-        self._add_labels((*self._labels, *label_note(f"the upstream refused the request; it went {_WITHOUT[level]}")))
+        self._add_labels((*self._labels, *label_note(f"the upstream refused the request; it went {_WITHOUT[rung]}")))
 
     def _publish_excess(self) -> None:
         """Publish an event if the client's own request is above the ceiling."""

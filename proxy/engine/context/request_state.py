@@ -16,7 +16,6 @@ from proxy.engine.context.epoch_planner import DraftedPlan
 from proxy.engine.context.epoch_scope import EpochAccount
 from proxy.engine.context.history_cache import (
     MeasuredHistory,
-    PartialHistory,
     count_answered,
     decode_messages,
     estimate_protected,
@@ -250,13 +249,6 @@ class _NoMemory:
 NO_MEMORY = _NoMemory()
 
 
-class UncountedState(Value):
-    """A state whose new messages are not counted yet: its history has their bytes, an upper bound of their tokens."""
-
-    state: RequestState
-    begun: PartialHistory
-
-
 class OutgoingRequest(Value):
     """What is sent upstream for a request, with its plan and labels."""
 
@@ -271,7 +263,6 @@ class OutgoingRequest(Value):
     is_mendable: bool = False  # if the upstream refuses its reasoning because of an epoch, it is sent without
     is_guarded: bool = False  # a refusal is likely: the head of the response waits for its content
     pin: Pin | None = None  # pins a message with this call
-    uncounted: UncountedState | None = None  # set if it is counted after sending; until then `plan` has no tokens
     state: RequestState | None = None  # what it was decided from; None if nothing was counted
     removed: tuple[int, ...] = ()  # indexes of the messages whose signed reasoning is not sent, and stood there before
     note: str = ""  # what is told of the removed reasoning
@@ -394,24 +385,15 @@ class StateReader:
         epoch_tokens = await self._weigh(request, context, epoch, keep) if epoch is not None else 0
         return self._make(request, context, epoch, budget, history=history, epoch_tokens=epoch_tokens, is_kept=keep)
 
-    def read_uncounted(
+    def read_now(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
-    ) -> UncountedState | None:
-        """Return the state of a request before its few new messages are counted, or None for any other request.
-
-        A client's trigger needs their tokens, as it does not count for those that must stay.
-        """
-        has_trigger = request.clearing is not None and request.clearing.trigger is not None
-        epoch_tokens = None if has_trigger else context.sizes.get(epoch.id)
-        begun = self.caches.histories.begin(request) if epoch_tokens is not None else None
-        if epoch_tokens is None or begun is None:
+    ) -> RequestState | None:
+        """Return what `read` does for a request under an epoch if that takes no waiting, else None."""
+        tokens = _find_size(request, context, epoch)
+        history = self.caches.histories.follow_now(request) if tokens is not None else None
+        if tokens is None or history is None:
             return None
-        state = self._make(request, context, epoch, budget, history=begun.history, epoch_tokens=epoch_tokens)
-        return UncountedState(state, begun)
-
-    def count(self, uncounted: UncountedState) -> RequestState:
-        """Count the new messages of a state. This blocks the event loop."""
-        return replace(uncounted.state, history=self.caches.histories.finish(uncounted.state.request, uncounted.begun))
+        return self._make(request, context, epoch, budget, history=history, epoch_tokens=tokens)
 
     def _make(
         self,
@@ -471,13 +453,18 @@ class StateReader:
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch, is_kept: bool) -> int:
         """Count the tokens of what is sent for an epoch, and keep the count if told to."""
-        tokens = context.sizes.get(epoch.id)
-        is_learning = not request.chain.is_plain and any(map(has_reference, epoch.rendered))
-        if tokens is None or is_learning:
+        tokens = _find_size(request, context, epoch)
+        if tokens is None:
             tokens = await self.caches.histories.count_messages(request, epoch.rendered) + count_tool(epoch.tool)
             if is_kept:
                 context.sizes[epoch.id] = tokens
         return tokens
+
+
+def _find_size(request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int | None:
+    """Return the tokens of what is sent for an epoch, or None if they must be counted: media may have sizes now."""
+    is_learning = not request.chain.is_plain and any(map(has_reference, epoch.rendered))
+    return None if is_learning else context.sizes.get(epoch.id)
 
 
 def _find_protected(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, RestoredAnswer, ToolOffers
-from proxy.engine.policy import Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Recalled, Replaced, Written, decode_edits
 from proxy.model.messages import MessageStructure
@@ -33,7 +33,6 @@ from proxy.wire.validity import (
 )
 
 _MOST_REMEMBERED = 1024
-_ANY = Provider()
 
 _MARKERS_LOST = RequestFault("markers", "lost")
 
@@ -113,7 +112,7 @@ class Rewriter:
         is_unmarked: bool,
     ) -> bytes:
         """Return the body with these answers restored. If it `is_unmarked`, what is not the client's has no marker."""
-        provider = self._providers.get(request.session.upstream, _ANY)
+        provider = self._providers.get(request.session.upstream, UNKNOWN_PROVIDER)
         leading = request.chain.preamble.count
         form = FORMATS[request.wire]
         rules = form.read_rules(request.split, leading, is_alternating=provider.strict_alternation)

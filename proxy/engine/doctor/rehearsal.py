@@ -15,13 +15,14 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.ports import RequestBody
 from proxy.engine.response_stream import LocalClient, WholeResponse
 from proxy.engine.turns.calls import make_request
-from proxy.engine.turns.responses import write_response
 from proxy.model.exchange import Headers, Usage
-from proxy.wire import CHAT, FORMATS, MESSAGES, RESPONSES, find_wire
+from proxy.wire import FORMATS, OWN_FORMAT, find_wire
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.messages import CACHE_MARKER
+from proxy.wire.rounds import OwnTool, spell_tool
 from proxy.wire.translation.conversations import translate
+from proxy.wire.translation.responses import write_response
 
 _WORDS = "the module reads a record and checks its length before the next one is taken from the queue of open files "
 _BYTES_PER_TOKEN = 4
@@ -32,6 +33,7 @@ _AGENT = b"palimpsest-doctor"
 _LIMITED = b'{"error":{"message":"slow down","type":"rate_limit_error"}}'
 _LIMITED_NAME = "status_429"
 _TOOL = "rehearsal_read"  # no settings protect the outputs of a tool of this name
+_READ = OwnTool(_TOOL, "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 _NOTED = b'{"role": "assistant", "content": "Noted."}'
 
 
@@ -75,8 +77,8 @@ class RehearsalUpstream:
         self.headers = headers
         if _LIMITED_NAME.encode() in body:
             return WholeResponse(429, ((b"retry-after", b"7"),), _LIMITED)
-        usage, answer = Usage(len(body) // _BYTES_PER_TOKEN, 2), translate(CHAT, form, [_NOTED]).items[-1:]
-        return WholeResponse(200, (), write_response(form.name, answer, number="1", model="m", usage=usage))
+        usage, answer = Usage(len(body) // _BYTES_PER_TOKEN, 2), translate(OWN_FORMAT, form, [_NOTED]).items[-1:]
+        return WholeResponse(200, (), write_response(form, answer, number="1", model="m", usage=usage))
 
     async def aclose(self) -> None:
         """Close nothing."""
@@ -113,17 +115,9 @@ class RehearsedConversation:
     def write(self) -> bytes:
         """Write the request. The messages come last, so that a later request begins with the bytes of this one."""
         form, raws = self._form, [json.dumps(message).encode() for message in self._messages]
-        parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
-        tool: dict[str, Any] = {"name": _TOOL, "description": "Read a file."}
-        if form is CHAT:
-            head: dict[str, Any] = {"tools": [{"type": "function", "function": tool | {"parameters": parameters}}]}
-        elif form is RESPONSES:
-            head = {"store": False, "tools": [{"type": "function", **tool, "parameters": parameters}]}
-        else:
-            head = {"max_tokens": 1024, "tools": [tool | {"input_schema": parameters}]}
-        items = translate(CHAT, form, raws).items
-        begun = json.dumps({"model": self._model, **head})[:-1]
-        return b'%b, "%b": [%b]}' % (begun.encode(), form.items_key.encode(), b", ".join(items))
+        head = json.dumps({"model": self._model, **form.own_members})[:-1].encode()
+        tool, items = spell_tool(form, _READ), translate(OWN_FORMAT, form, raws).items
+        return b'%b, "tools": [%b], "%b": [%b]}' % (head, tool, form.items_key.encode(), b", ".join(items))
 
 
 class RehearsedSession:
@@ -227,12 +221,9 @@ def _read_sizes(label: str) -> dict[str, int]:
     return {name: int(count) for name, _, count in pairs}
 
 
-_WIRES = {CHAT.name: "chat completions", RESPONSES.name: "Responses", MESSAGES.name: "messages"}
-
-
 def judge_rehearsal(played: Rehearsal) -> list[Finding]:
     """Judge a rehearsed session: recognised, shortened, repeated byte for byte, and otherwise passed unchanged."""
-    name = f"{played.model} at {played.upstream} over {_WIRES[played.wire]}"
+    name = f"{played.model} at {played.upstream} over {FORMATS[played.wire].title}"
     facts: Facts = {
         "model": played.model,
         "upstream": played.upstream,

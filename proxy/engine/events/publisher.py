@@ -19,7 +19,7 @@ from proxy.engine.events.parts import find_pruned, group_items, list_completed, 
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
-from proxy.model.epoch import Edit, Epoch, Replaced
+from proxy.model.epoch import Epoch, Replaced
 from proxy.model.events import (
     TOLD,
     AnswerRead,
@@ -61,7 +61,6 @@ It waits, for a bounded time, until the log has what was appended to it before.
 Make = Callable[[int | None], Iterable[StreamedEvent]]
 """Makes the events to tell, given the number of their call."""
 
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 _log = logging.getLogger("palimpsest.events")
 
 
@@ -263,7 +262,7 @@ def _tell_epoch(epoch: Epoch, at_ms: int, n: int | None) -> Iterator[StreamedEve
         return
     yield EpochOpenedEvent(**common, epoch=epoch.id, **sizes)
     del common["why"]
-    kinds = [edit.kind for edit in _edits.decode(epoch.edits or b"[]") if isinstance(edit, Replaced)]
+    kinds = [edit.kind for edit in epoch.list_edits() if isinstance(edit, Replaced)]
     counts: dict[str, Any] = {"tombstones": kinds.count("tombstone"), "files": kinds.count("file")}
     counts["shortened"] = kinds.count("shortened")
     if any(counts.values()):

@@ -8,8 +8,8 @@ from proxy.engine.ports import HeldCalls, LogReader
 from proxy.engine.recorded.conversation import list_raws, load_chain
 from proxy.engine.recorded.lookup import read_back
 from proxy.model.epoch import StoredContext
-from proxy.model.exchange import CONVERSATION
-from proxy.model.log import ArchiveHealth, ExchangeRow, HeldRow
+from proxy.model.exchange import CONVERSATION, HeldRow
+from proxy.model.log import ArchiveHealth, ExchangeRow
 from proxy.wire import FORMATS
 
 

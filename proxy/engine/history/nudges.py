@@ -21,7 +21,6 @@ from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text
 
 _MOST_SESSIONS = 4096
-_ANTHROPIC = "anthropic_messages"
 
 
 class _Attempts(msgspec.Struct, gc=False):
@@ -65,7 +64,7 @@ class Nudger:
             raise BadRequest("the upstream takes no two answers in a row (strict_alternation), so there are no nudges")
         if has_source(form, path, self._scan):
             # There a history that ends with an answer asks for more of that answer.
-            return Nudge(_write(form, policy.texts[0])) if form.name == _ANTHROPIC else NO_NUDGE
+            return Nudge(_write(form, policy.texts[0])) if form.goes_on else NO_NUDGE
         attempts = self._sessions.get(session.id) or _Attempts()
         if attempts.count >= len(policy.texts):
             raise SessionIdle(

@@ -297,7 +297,7 @@ class SessionResolver:
         likeness = query.likeness
         tip = likeness[1]
         known = self._index.get(self._begun.get((likeness, query.traits)) or "")
-        if known is not None and tip in known.tips and len(known.levels) <= len(query.nodes) + MOST_SIBLINGS:
+        if known is not None and tip in known.tips and len(known.standings) <= len(query.nodes) + MOST_SIBLINGS:
             return known
         known = self._index.get(self._unanswered.pop(likeness) or "")
         return known if known is not None and known.tips == {tip} else None
@@ -374,7 +374,7 @@ def _choose_namesake(namesakes: Sequence[SessionNodes], query: LineageQuery, dep
     """
     left = [known for known in namesakes if not known.key.family] or namesakes
     for node in reversed(query.nodes[depth:]):
-        if found := [known for known in left if node in known.levels]:
+        if found := [known for known in left if node in known.standings]:
             return found[-1]
     node = query.node_at(depth)
     return next((known for known in reversed(left) if known.is_leaf(node)), left[-1])
@@ -425,7 +425,7 @@ def _relate(query: LineageQuery, known: SessionNodes, base: int, *, is_side: boo
     if base < depth < known.depth and not is_side and _is_compacted(query, known, base):
         return "compaction"
     last = query.node_at(base)
-    if base == 0 and last not in known.levels:
+    if base == 0 and last not in known.standings:
         return "root"
     if base == depth and last in known.tips:
         return "retry"

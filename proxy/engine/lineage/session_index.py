@@ -19,7 +19,7 @@ _SESSION_WEIGHT = 1000
 _NODE_WEIGHT = 600
 _MARK_WEIGHT = 500
 
-# The levels of a node in its session: sent by a client; sent by a client after a recorded answer; a recorded answer.
+# The standings of a node in its session: sent by a client; sent by a client after a recorded answer; a recorded answer.
 PLAIN, PROVEN, ANSWER = 0, 1, 2
 
 # So many requests in a row have other messages in place of the last ones of the request before: their client always
@@ -44,7 +44,7 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 class SessionNodes:
     """The nodes of a session, which of them prove that a request belongs to it, and which have successors.
 
-    `levels` maps each node to PLAIN, PROVEN or ANSWER. `tips` are the nodes at which requests ended; `depth` is the
+    `standings` maps each node to PLAIN, PROVEN or ANSWER. `tips` are the nodes at which requests ended; `depth` is the
     number of messages of the newest request. `newest` are the nodes of that request, as far as memory has them;
     `rewrites` is how many requests in a row, up to that one, rewrote the end of the one before. `adopted` are the
     sessions of other credentials that this one extends. `is_partial`: the log may have more of the session, but could
@@ -53,12 +53,12 @@ class SessionNodes:
 
     __slots__ = (
         *("_parents", "adopted", "depth", "is_partial", "key", "tip_traits"),
-        *("levels", "marks", "newest", "rewrites", "tips", "traits", "weight"),
+        *("standings", "marks", "newest", "rewrites", "tips", "traits", "weight"),
     )
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
-        self.levels: dict[bytes, int] = {}
+        self.standings: dict[bytes, int] = {}
         self.marks: dict[str, CallFingerprint] = {}
         self.tips: set[bytes] = set()
         self.adopted: set[str] = set()
@@ -81,16 +81,16 @@ class SessionNodes:
 
     def add_node(self, row: NodeRow) -> bool:
         """Add a node. Return whether it is newly a proof that a request belongs to this session."""
-        levels, node = self.levels, row.node
-        before = levels.get(node, -1)
-        level = ANSWER if row.is_answer else min(PROVEN, levels.get(row.parent, PLAIN))
-        if before >= level:
+        standings, node = self.standings, row.node
+        before = standings.get(node, -1)
+        standing = ANSWER if row.is_answer else min(PROVEN, standings.get(row.parent, PLAIN))
+        if before >= standing:
             return False
         if before < 0:
             self.weight += _NODE_WEIGHT
             self._parents.add(row.parent)
-        levels[node] = level
-        return before < PROVEN <= level
+        standings[node] = standing
+        return before < PROVEN <= standing
 
     def add_mark(self, mark: CallFingerprint) -> None:
         """Add a mark, unless there is one with its name."""
@@ -100,7 +100,7 @@ class SessionNodes:
 
     def is_answer(self, node: bytes) -> bool:
         """Return whether a recorded answer of this session ends at the node."""
-        return self.levels.get(node) == ANSWER
+        return self.standings.get(node) == ANSWER
 
     def is_leaf(self, node: bytes) -> bool:
         """Return whether the node has no known successor."""
@@ -108,10 +108,10 @@ class SessionNodes:
 
     def measure(self, nodes: Sequence[bytes]) -> int:
         """Return how many nodes of a chain, from its beginning, this session has."""
-        levels = self.levels
+        standings = self.standings
         count = len(nodes)
         for node in reversed(nodes):
-            if node in levels:
+            if node in standings:
                 return count
             count -= 1
         return 0
@@ -168,9 +168,9 @@ class SessionIndex:
             found = by_node.get(node)
             if found is not None:
                 if not isinstance(found, list):
-                    if found.levels.get(node) == ANSWER:
+                    if found.standings.get(node) == ANSWER:
                         return (found,), depth
-                elif answered := [known for known in found if known.levels.get(node) == ANSWER]:
+                elif answered := [known for known in found if known.standings.get(node) == ANSWER]:
                     return answered, depth
             depth -= 1
         return (), 0
@@ -262,7 +262,7 @@ class SessionIndex:
         own = self.by_tenant.get(known.key.tenant)
         if own is None:
             return
-        for node in known.levels:
+        for node in known.standings:
             _remove(self.by_node, node, known)
             _remove(own.by_node, node, known)
         for name in known.marks:

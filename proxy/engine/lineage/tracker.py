@@ -233,14 +233,14 @@ class LineageTracker:
                 item = items[i]
                 for name in name_answer(item, ids[i] if i < len(ids) else "", known.key):
                     marks.append(CallFingerprint(name, node, item.form))
-                if node != parent and known.levels.get(node) != ANSWER:  # else it was recorded before
+                if node != parent and known.standings.get(node) != ANSWER:  # else it was recorded before
                     rows.append(NodeRow(node, parent, True))
                 parent = node
             if response and chain:
                 marks.append(CallFingerprint(name_mark(f"{_ANSWERED}{response}"), parent, items[-1].form))
                 if begun not in ("", response):
                     marks.append(CallFingerprint(name_mark(f"{_HIDDEN}{begun}"), parent, items[-1].form))
-        if marks and tip not in known.levels:  # a root has no marks
+        if marks and tip not in known.standings:  # a root has no marks
             marks = [mark for mark in marks if mark.node != tip]
         self.index.add(known.key.id, rows, marks)
         self._resolver.record_answer(rows, marks)

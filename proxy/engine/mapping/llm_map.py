@@ -20,7 +20,7 @@ from proxy.engine.turns.calls import make_call, make_request
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.exchange import SUCCESS, Answer, Usage
 from proxy.model.results import MapResult, count_usage
-from proxy.wire import CHAT
+from proxy.wire import OWN_FORMAT
 from proxy.wire.headers import read_rate_limits
 from proxy.wire.summary_request import read_summary
 
@@ -117,10 +117,10 @@ class LlmMapper:
         body: dict[str, Any] = {"model": self._order.model, "messages": messages}
         if self._order.temperature is not None:
             body["temperature"] = self._order.temperature
-        request = make_request(CHAT, json.dumps(body).encode(), *self._named)
+        request = make_request(OWN_FORMAT, json.dumps(body).encode(), *self._named)
         try:
             async with asyncio.timeout(self._order.timeout):
-                response = await make_call(self._exchanges, self._run.tasks, request, CHAT.name)
+                response = await make_call(self._exchanges, self._run.tasks, request, OWN_FORMAT.name)
         except TimeoutError as error:
             raise CallFailed(f"no complete answer came within {self._order.timeout:g} s") from error
         except ProxyError as error:
@@ -130,7 +130,7 @@ class LlmMapper:
 
     def _read(self, response: LocalClient) -> tuple[str, bool]:
         try:
-            answer, _ = read_received(CHAT, response.headers, response.content, _MOST_ANSWER)
+            answer, _ = read_received(OWN_FORMAT, response.headers, response.content, _MOST_ANSWER)
         except ValueError as error:
             answer = Answer({}, error=f"{error}: {response.content[:100].decode(errors='replace')}")
         if response.status not in SUCCESS:
@@ -139,7 +139,7 @@ class LlmMapper:
         self._count(answer.usage)
         if answer.error:
             raise CallFailed(f"the upstream answered with an error: {answer.error}")
-        said = read_summary(CHAT, answer)
+        said = read_summary(OWN_FORMAT, answer)
         if said.refusal:
             raise CallFailed(f"the model refused: {said.refusal}", is_final=True)
         return said.text, said.finish == "length"

@@ -14,7 +14,7 @@ from proxy.context.memory.traces import encode_arguments, fit_text
 from proxy.context.message_features import find_outcome
 from proxy.engine.memory.path import MemoryPath
 from proxy.engine.ports import LogReader
-from proxy.model.epoch import Epoch, Kept, Replaced, Summary, decode_edits
+from proxy.model.epoch import Epoch, Kept, Replaced, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.messages import Message, ToolCall
@@ -211,7 +211,7 @@ def follow_epochs(
             continue  # of another branch
         if epoch.depth and not epoch.edits:
             continue  # its content was erased
-        edits = decode_edits(epoch.edits) if epoch.edits else ()
+        edits = epoch.list_edits()
         kept = {edit.place for edit in edits if isinstance(edit, Kept)}
         kept |= {edit.place for edit in edits if isinstance(edit, Replaced) and edit.kind in ("shortened", "detached")}
         if epoch.depth < reached:

@@ -21,6 +21,7 @@ from proxy.engine.recall.scope import (
 )
 from proxy.engine.recall.versions import list_paths
 from proxy.engine.recorded.conversation import OriginalText, load_original_text
+from proxy.engine.recorded.documents import describe
 from proxy.engine.recorded.lookup import read_back
 from proxy.model.epoch import OUTSIDE
 from proxy.model.errors import Erased, NotFound
@@ -221,16 +222,7 @@ def _find_indexed(scope: Scope, relatives: Relatives, entry: IndexedEntry) -> St
 
 
 def _read_indexed(entry: IndexedEntry, standing: Standing) -> FoundEntry:
-    return FoundEntry(
-        reference=entry.reference,
-        session=entry.session,
-        kind=entry.kind,
-        role=entry.role,
-        tool=entry.tool,
-        text=entry.text,
-        at_ms=entry.at_ms,
-        standing=standing,
-    )
+    return describe(FoundEntry, entry, standing=standing)
 
 
 def _is_output(messages: Sequence[Message]) -> bool:

@@ -124,8 +124,8 @@ class Recall:
         wanted = msgspec.structs.replace(
             narrowed,
             text=text,
-            in_view=scope.in_view,
-            **await asyncio.to_thread(_describe_view, scope, narrowed),
+            visible=scope.visible,
+            **await asyncio.to_thread(_describe_visible, scope, narrowed),
             limit=min(_MOST_HITS, _HITS_OF_A_PAGE * page),
             tokens=tokens * page,
         )
@@ -202,7 +202,7 @@ class Recall:
         history = entry.standing.history
         assert history is not None
         step = history.find_step(place)
-        if history.nodes[place] in scope.in_view and history is scope.history:
+        if history.nodes[place] in scope.visible and history is scope.history:
             return f"newer: the output of step {step}, which is still in this conversation"
         if name := await self._entries.find_reference(entry.session, history, place):
             return f"newer: ref:{name} (step {step})"
@@ -264,15 +264,15 @@ class Recall:
         return write_page(head, version.text, asked, self._policy.page_characters)
 
 
-def _describe_view(scope: Scope, narrowed: SearchQuery) -> dict[str, Any]:
+def _describe_visible(scope: Scope, narrowed: SearchQuery) -> dict[str, Any]:
     """Return what of a query depends on what the requester sees: its last steps, lines, and its ledgers."""
     history = scope.history
     if history is None:
         return {}
     seen = [
-        message.text for node, message in zip(history.nodes, history.messages, strict=False) if node in scope.in_view
+        message.text for node, message in zip(history.nodes, history.messages, strict=False) if node in scope.visible
     ]
-    kinds = narrowed.kinds or (_BESIDE_LEDGERS if scope.in_view else ())
+    kinds = narrowed.kinds or (_BESIDE_LEDGERS if scope.visible else ())
     return {"context": history.recent_words, "seen": tuple(seen), "kinds": kinds}
 
 

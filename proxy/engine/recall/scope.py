@@ -11,7 +11,7 @@ from proxy.engine.recall.policy import RecallScope
 from proxy.engine.recorded.conversation import OriginalText, load_history
 from proxy.engine.recorded.lookup import read_back
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Kept, Replaced, decode_edits
+from proxy.model.epoch import Epoch, Kept, Replaced
 from proxy.model.errors import NotFound
 from proxy.model.exchange import CONVERSATION, SessionKey
 from proxy.model.log import ExchangeRow
@@ -33,7 +33,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """A requester. `tenant` is the fingerprint of its tenant; None means everything, which the administrator may see.
 
     `session` and `history` are those of the request that recalls, or of the conversation that a program looks at.
-    `parent` is the session of the agent that delegated it. `in_view` are the nodes whose whole content it sees. `room`
+    `parent` is the session of the agent that delegated it. `visible` are the nodes whose whole content it sees. `room`
     are the characters that the result of a search may have, if they are fewer than a page's.
     """
 
@@ -41,7 +41,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     parent: str = ""
     history: History | None = None
-    in_view: frozenset[bytes] = frozenset()
+    visible: frozenset[bytes] = frozenset()
     reach: RecallScope = "branch"
     room: int | None = None
 
@@ -76,17 +76,17 @@ def make_scope(
         session=request.session.id,
         parent=request.session.parent,
         history=History(request.wire, request.nodes, raws),
-        in_view=find_in_view(request.nodes, epoch),
+        visible=find_visible(request.nodes, epoch),
         reach=reach,
         room=room,
     )
 
 
-def find_in_view(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes]:
+def find_visible(nodes: Sequence[bytes], epoch: Epoch | None) -> frozenset[bytes]:
     """Return the nodes of messages that are sent whole under an epoch."""
     if epoch is None:
         return frozenset(nodes)
-    edits = decode_edits(epoch.edits) if epoch.edits else ()
+    edits = epoch.list_edits()
     kept = [
         edit.place
         for edit in edits

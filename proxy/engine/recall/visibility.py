@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from proxy.engine.ports import Index, LogReader
-from proxy.engine.recall.scope import find_in_view
+from proxy.engine.recall.scope import find_visible
 from proxy.engine.recorded.conversation import load_history
 from proxy.engine.recorded.lookup import find_newest_call, load_sent_epoch
-from proxy.model.epoch import Epoch, Replaced, Written, decode_edits
+from proxy.model.epoch import Epoch, Replaced, Written
 from proxy.model.errors import NotFound
 from proxy.model.lru import LruCache
 from proxy.model.search import OURS, Hit, Visibility
@@ -72,11 +72,11 @@ class VisibilityReader:
 def _describe(exchange: str, nodes: Sequence[bytes], epoch: Epoch | None) -> _SentCall:
     short: set[bytes] = set()
     texts: list[str] = []
-    for edit in decode_edits(epoch.edits) if epoch is not None and epoch.edits else ():
+    for edit in epoch.list_edits() if epoch is not None else ():
         if isinstance(edit, Written):
             short.update(nodes[edit.start : edit.stop])
             texts.append(edit.text)
         elif isinstance(edit, Replaced) and edit.text:
             short.update(nodes[edit.place : edit.place + 1])
             texts.append(edit.text)
-    return _SentCall(exchange, find_in_view(nodes, epoch), frozenset(short), tuple(texts))
+    return _SentCall(exchange, find_visible(nodes, epoch), frozenset(short), tuple(texts))

@@ -48,12 +48,7 @@ def _read_member(content: bytes, name: str) -> bytes:
     return split.member(name) if split else b""
 
 
-def _read_elements(content: bytes, name: str) -> list[bytes]:
-    split = split_body(content, name, most_items=len(content))  # all of them
-    return list_raws(split) if split else []
-
-
-def find_format(row: ExchangeRow) -> Format:
+def find_format(row: ExchangeRow | SessionHead) -> Format:
     """Return the wire format of an exchange. Raises NotFound where it has none."""
     if row.wire not in FORMATS:
         raise NotFound(f"exchange {row.n} is in no known wire format")
@@ -73,8 +68,9 @@ async def load_conversation(log: LogReader, session: str, branch: BranchRow | No
     parts: list[list[bytes]] = []
     row: ExchangeRow | None = end
     while row is not None:
-        body = read_request(row, await log.load_request(row.id))
-        parts.append(_list_items(row, body))
+        body = await load_body(log, row)
+        answer = FORMATS[row.wire].list_echoes(row.rounds[-1].answer) if row.rounds else []
+        parts.append(list_inputs(body, FORMATS[row.wire]) + answer)
         n = _pop_previous(row, body, stored)
         row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
     return Conversation(end, [item for part in reversed(parts) for item in part])
@@ -137,7 +133,7 @@ async def _find_readable(log: LogReader, end: ExchangeRow) -> ExchangeRow:
     Raises Erased if its request was erased, and NotFound.
     """
     try:
-        read_request(end, await log.load_request(end.id))
+        await load_body(log, end)
     except NotFound as error:
         async for row in read_back(log, end.session):
             if row.n < end.n and row.tip and not row.is_side and await _is_readable(log, row):
@@ -150,18 +146,18 @@ async def _find_readable(log: LogReader, end: ExchangeRow) -> ExchangeRow:
 
 async def _is_readable(log: LogReader, row: ExchangeRow) -> bool:
     try:
-        return _is_conversation(row) and bool(read_request(row, await log.load_request(row.id)))
+        return _is_conversation(row) and bool(await load_body(log, row))
     except NotFound:
         return False
 
 
-def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
+def _pop_previous(row: ExchangeRow, body: SplitBody, stored: dict[str, int]) -> int:
     """Return the number of the exchange whose stored response a request continues, 0 for none.
 
     It is removed from `stored`, so that responses that name each other do not make an endless loop.
     """
     key = FORMATS[row.wire].previous_key
-    name = parse_json_string(_read_member(body, key)) if key else ""
+    name = parse_json_string(body.member(key)) if key else ""
     if not name:
         return 0
     if name not in stored:
@@ -171,33 +167,35 @@ def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
     return stored.pop(name)
 
 
-def read_request(row: ExchangeRow | SessionHead, request: bytes) -> bytes:
-    """Return a request's body, or what was sent for it, decoded. Raises NotFound where it cannot be read.
+async def load_body(log: LogReader, row: ExchangeRow) -> SplitBody:
+    """Load the body of a request, decoded and with all its items. Raises NotFound where it cannot be read."""
+    return read_body(row, await log.load_request(row.id))
+
+
+def read_body(row: ExchangeRow | SessionHead, content: bytes) -> SplitBody:
+    """Return a request's body, or what was sent for it, as `load_body` does.
 
     A body that was read when it came is recorded decoded, and sent as it came or without an encoding.
     """
-    encoding = read_encoding(row.headers)
+    encoding, key = read_encoding(row.headers), find_format(row).items_key
     if row.is_capped:
         raise NotFound(f"the request of exchange {row.n} cannot be read: not all of it was kept")
-    if encoding and split_body(request, FORMATS[row.wire].items_key) is not None:
-        return request
-    try:
-        body = decode_content(request, encoding, _MAX_DECODED_BYTES)
-    except ValueError as error:
-        raise NotFound(f"the request of exchange {row.n} cannot be read: {error}") from error
-    if split_body(body, FORMATS[row.wire].items_key) is None:
+    split = split_body(content, key, most_items=len(content)) if encoding else None
+    if split is None:
+        try:
+            body = decode_content(content, encoding, _MAX_DECODED_BYTES)
+        except ValueError as error:
+            raise NotFound(f"the request of exchange {row.n} cannot be read: {error}") from error
+        split = split_body(body, key, most_items=len(body))
+    if split is None:
         raise NotFound(f"the request of exchange {row.n} cannot be read: it is no JSON object")
-    return body
+    return split
 
 
-def _list_items(row: ExchangeRow, body: bytes) -> list[bytes]:
-    form = FORMATS[row.wire]
-    whole = _read_member(body, form.items_key)
-    if whole.startswith(b'"'):  # Responses: `input` may be a string, which is one message of the user
-        items = [b'{"role":"user","content":%b}' % whole]
-    else:
-        items = _read_elements(body, form.items_key)
-    return items + (form.list_echoes(row.rounds[-1].answer) if row.rounds else [])
+def list_inputs(body: SplitBody, form: Format) -> list[bytes]:
+    """Return the raw items of a request. Responses: `input` may be a string, which is one message of the user."""
+    whole = body.member(form.items_key)
+    return [b'{"role":"user","content":%b}' % whole] if whole.startswith(b'"') else list_raws(body)
 
 
 async def load_history(log: LogReader, row: ExchangeRow) -> MessageList:
@@ -211,8 +209,7 @@ async def load_chain(log: LogReader, row: ExchangeRow, upstream: str) -> tuple[S
 
     Raises as `load_history`.
     """
-    form = find_format(row)
-    split = split_whole(read_request(row, await log.load_request(row.id)), form.items_key)
+    form, split = find_format(row), await load_body(log, row)
     root = compute_chain_root(upstream)
     chain = make_chain(read_messages(form, split, None, 0, root), None, root)
     if not row.tip or (chain.nodes[-1] if chain.nodes else root) != row.tip:

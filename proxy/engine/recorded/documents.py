@@ -2,13 +2,18 @@
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from inspect import signature
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from proxy.context.memory.traces import fit_text
 from proxy.model.errors import BadRequest
+
+T = TypeVar("T")
 
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 
@@ -26,6 +31,12 @@ def _fit_texts(value: object) -> object:
     """Return a document whose texts have no lone surrogates."""
     if isinstance(value, str):
         return fit_text(value)
+    if is_dataclass(value):
+        return {
+            each.name: _fit_texts(shown)
+            for each in fields(value)
+            if (shown := getattr(value, each.name)) is not msgspec.UNSET
+        }
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
         config = value.__struct_config__
@@ -39,7 +50,16 @@ def _fit_texts(value: object) -> object:
     return value
 
 
-T = TypeVar("T")
+def describe(kind: Callable[..., T], row: object, **own: Any) -> T:
+    """Return a document of a kind. It says what a row does in the fields that both have, but for those of its own."""
+    names = (name for name in _list_names(kind) if name not in own and hasattr(row, name))
+    return kind(**{name: getattr(row, name) for name in names}, **own)
+
+
+@cache
+def _list_names(kind: Callable[..., object]) -> tuple[str, ...]:
+    return tuple(signature(kind).parameters)
+
 
 _LARGEST = 2**63 - 1
 _LONGEST = 100

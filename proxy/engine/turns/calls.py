@@ -12,7 +12,7 @@ from proxy.model.exchange import SUCCESS, ClientRequest, Headers, ProgramCall
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.streams import MARKER_REACH
-from proxy.wire.summary_request import list_headers, make_target
+from proxy.wire.summary_request import make_target
 
 Take = Callable[[bytes, Headers], Awaitable[None]]
 """Is given each piece of a successful response as it comes, with the head's fields. The next piece waits for it."""
@@ -70,7 +70,7 @@ class TakingClient(LocalClient):
 
 def make_request(form: Format, body: bytes, *more: tuple[bytes, bytes]) -> ClientRequest:
     """Return a request of ours in a format, as a client of it would send it, with `more` headers."""
-    return ClientRequest("POST", make_target(form), (_JSON, *list_headers(form), *more), body)
+    return ClientRequest("POST", make_target(form), (_JSON, *form.own_headers, *more), body)
 
 
 async def make_call(

@@ -14,7 +14,7 @@ from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.errors import BadRequest, StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.results import BuiltContext
-from proxy.wire import CHAT, FORMATS, MESSAGES, RESPONSES
+from proxy.wire import FORMATS, OWN_FORMAT
 from proxy.wire.format import Format
 from proxy.wire.identity import count_preamble
 from proxy.wire.json_values import encode_text
@@ -23,11 +23,7 @@ from proxy.wire.translation.conversations import TranslatedConversation, read_in
 ContextWire = Literal["chat", "messages", "responses"]
 """The API whose messages are wanted: chat completions, Anthropic's Messages, or Responses."""
 
-_FORMATS = {
-    "chat": CHAT,
-    "messages": MESSAGES,
-    "responses": RESPONSES,
-}
+_FORMATS = {form.short_name: form for form in FORMATS.values()}
 
 
 async def build_context(
@@ -40,7 +36,7 @@ async def build_context(
     """
     target = _FORMATS.get(wire)
     if target is None:
-        raise BadRequest(f"wire is one of {', '.join(_FORMATS)}, not {str(wire)[:40]!r}")
+        raise BadRequest(f"wire is one of {', '.join(sorted(_FORMATS))}, not {str(wire)[:40]!r}")
     try:
         async with asyncio.timeout(LOG_SECONDS):
             path, _ = await load_path(recorder.archive, key.id, cap=cap, scan=0)
@@ -48,7 +44,7 @@ async def build_context(
         raise StoreUnavailable("the log did not give the history of the session in time") from None
     row = await recorder.find_row(key.id, path.exchange) if path is not None else None
     if path is None or row is None:
-        raws = [CHAT.write_message("system", encode_text(system))] if system else []
+        raws = [OWN_FORMAT.write_message("system", encode_text(system))] if system else []
         return _describe(TranslatedConversation((), system), target, await recorder.count(key, "", raws))
     sent = await foresee_request(manual, row, path.answer)
     return _describe(_spell(FORMATS[path.wire], target, sent.body, system), target, sent.tokens)

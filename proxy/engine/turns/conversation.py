@@ -36,7 +36,7 @@ from proxy.engine.turns.answers import (
 from proxy.engine.turns.calls import make_call, make_request
 from proxy.engine.turns.recording import RecordedTurn, SessionRequest, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, Written
+from proxy.model.epoch import Epoch, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
 from proxy.model.events import AnswerRead, CompactionCompletedEvent, EpochOpened
 from proxy.model.exchange import SUCCESS, ClientRequest, ProgramCall, SessionKey
@@ -44,7 +44,7 @@ from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, ToolPart
 from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnFigures, TurnResult, count_usage
-from proxy.wire import CHAT
+from proxy.wire import OWN_FORMAT
 from proxy.wire.headers import read_rate_limits
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
@@ -55,7 +55,6 @@ MOST_TURNS = 20
 _MOST_REPLIES, _MOST_QUOTED = 256, 300
 _NO_TOKENS = TokenUsage()
 _LEADING = frozenset({"system", "developer"})
-_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class AnsweredTurn(msgspec.Struct, frozen=True):
@@ -142,13 +141,13 @@ class Conversations:
             raise StoreUnavailable("the log did not give the history of the session in time") from None
         if path is None:
             return None
-        if path.wire != CHAT.name:
-            raise Conflict(f"its history is in the format {path.wire}; programs speak {CHAT.name}")
+        if path.wire != OWN_FORMAT.name:
+            raise Conflict(f"its history is in the format {path.wire}; programs speak {OWN_FORMAT.name}")
         raws = list_elements(path.content[path.content.index(b"[") :] + b"]")
         first = read_object(raws[0].decode(errors="replace")) if raws else None
         system = read_text(first.get("content")) if first and first.get("role") in _LEADING else ""
-        calls = [call for raw in path.answer for call in read_message(CHAT, raw)[2]]
-        steps = sum([CHAT.reader.read_item(raw).role == "assistant" for raw in raws]) + len(path.answer)
+        calls = [call for raw in path.answer for call in read_message(OWN_FORMAT, raw)[2]]
+        steps = sum([OWN_FORMAT.reader.read_item(raw).role == "assistant" for raw in raws]) + len(path.answer)
         return KnownHistory(system, steps, tuple([call for call in calls if call.tool_call_id in path.waiting]))
 
     async def _load_begun(self, session: str) -> SessionRequest | None:
@@ -241,7 +240,7 @@ class ProgramSession:
         StoreUnavailable. After an error, or if it is cancelled, the history is as it was before; results of tools that
         the message brought are kept, and go out with the next one.
         """
-        raws = write_messages(CHAT, message)
+        raws = write_messages(OWN_FORMAT, message)
         self._expect_free()
         async with self._lock:
             return await self._send(raws, tools, on_part, system_prompt, members or {})
@@ -265,8 +264,8 @@ class ProgramSession:
         if self._is_uncertain:
             await self._find_out()
         kept = await self._home.recorder.record(self.key, turn, system=self.system_prompt)
-        self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
-        self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
+        self.waiting, self._unsent = read_message(OWN_FORMAT, turn.answered[-1])[2], []
+        self.steps += sum([OWN_FORMAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
         self.usage += kept.result.tokens
         await self._home.reader.read_now(kept.exchange)
         return kept.result
@@ -337,17 +336,17 @@ class ProgramSession:
         home = self._home
         if self._is_uncertain:
             await self._find_out()
-        results = [raw for raw in raws if CHAT.reader.read_item(raw).results]
-        again = {call for raw in results for call in CHAT.reader.read_item(raw).results}
-        left = [raw for raw in self._unsent if again.isdisjoint(CHAT.reader.read_item(raw).results)]
+        results = [raw for raw in raws if OWN_FORMAT.reader.read_item(raw).results]
+        again = {call for raw in results for call in OWN_FORMAT.reader.read_item(raw).results}
+        left = [raw for raw in self._unsent if again.isdisjoint(OWN_FORMAT.reader.read_item(raw).results)]
         brought = [*left, *raws]  # a program that repeats a call brings its results once more
         request = self._write_request(brought, tools, system_prompt, members, is_stream=on_part is not None)
-        reader = PartReader(CHAT, self.steps + 1, partial(self._tell, on_part)) if on_part is not None else None
+        reader = PartReader(OWN_FORMAT, self.steps + 1, partial(self._tell, on_part)) if on_part is not None else None
         had_job, notes = self.is_compacting, self.notes
         notes.epoch = None
         self._is_uncertain, self._unsent = True, [*left, *results]
         response = await self._call(request, reader)
-        answer = read_response(CHAT, response, await home.reader.read_now(response.exchange))
+        answer = read_response(OWN_FORMAT, response, await home.reader.read_now(response.exchange))
         if not answer.error:
             self._is_uncertain, self._unsent = False, []
             self.waiting, self.steps = answer.calls, self.steps + 1
@@ -367,7 +366,7 @@ class ProgramSession:
 
     async def _describe_epoch(self, opened: Epoch) -> CompactionResult:
         """Return what an epoch has shortened, by the newest summary that it shows, or by a ledger only."""
-        edits = _edits.decode(opened.edits) if opened.edits else ()
+        edits = opened.list_edits()
         written = [each for each in edits if isinstance(each, Written)]
         covered = {place for each in written for place in range(each.start, each.stop)}
         covered |= {each.place for each in edits if isinstance(each, Replaced)}
@@ -419,7 +418,7 @@ class ProgramSession:
         """Ask the log what has become of a call that has failed, or whose answer was not taken."""
         self.restore(await self._home.load_history(self.key.id))
         left = {call.tool_call_id for call in self.waiting}
-        self._unsent = [raw for raw in self._unsent if left.issuperset(CHAT.reader.read_item(raw).results)]
+        self._unsent = [raw for raw in self._unsent if left.issuperset(OWN_FORMAT.reader.read_item(raw).results)]
         self.usage = await self._home.sum_usage(self.key.id)
         self._is_uncertain = False
 
@@ -434,19 +433,19 @@ class ProgramSession:
     ) -> ClientRequest:
         system = self.system_prompt if system_prompt is None else system_prompt
         body: dict[str, Any] = {"model": self.model, **members}
-        leading = [CHAT.write_message("system", msgspec.json.encode(system))] if system else []
-        body[CHAT.items_key] = [msgspec.Raw(raw) for raw in (*leading, *brought)]
+        leading = [OWN_FORMAT.write_message("system", msgspec.json.encode(system))] if system else []
+        body[OWN_FORMAT.items_key] = [msgspec.Raw(raw) for raw in (*leading, *brought)]
         if tools:
             body["tools"] = [tool.describe() for tool in tools]
         if is_stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return make_request(CHAT, msgspec.json.encode(body))
+        return make_request(OWN_FORMAT, msgspec.json.encode(body))
 
     async def _call(self, request: ClientRequest, reader: PartReader | None) -> LocalClient:
         """Make a call. Raises UpstreamRefused if the upstream does not answer it."""
         home, take = self._home, reader.take if reader is not None else None
         program = ProgramCall(self.key)
-        response = await make_call(home.exchanges, home.tasks, request, CHAT.name, take, program=program)
+        response = await make_call(home.exchanges, home.tasks, request, OWN_FORMAT.name, take, program=program)
         if response.status not in SUCCESS:
             told = read_object(response.content.decode(errors="replace"))
             said = read_error(told) if told is not None else response.content[:_MOST_QUOTED].decode(errors="replace")

@@ -27,7 +27,7 @@ from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.context.epoch_planner import EpochPlanner
-from proxy.engine.policy import Provider
+from proxy.engine.policy import UNKNOWN_PROVIDER
 from proxy.engine.ports import Upstream
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.epoch import name_file
@@ -36,7 +36,7 @@ from proxy.model.exchange import SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.model.parts import FileRefPart
 from proxy.model.results import FileHandleResult
-from proxy.wire import CHAT, FORMATS, find_wire
+from proxy.wire import FORMATS, OWN_FORMAT, find_wire
 from proxy.wire.format import Format
 from proxy.wire.summary_request import OutputLimit, find_form, make_target, write_compact
 
@@ -45,7 +45,6 @@ _TARGET = "/-/api/refs/{}"
 _SHOWN_TOKENS = 6_000
 _MOST_SESSIONS, _MOST_SENTENCES, _MOST_AT_ONCE = 1024, 256, 4
 _OUTPUT = "the output of a tool"
-_ANY = Provider()
 _FAILURES_APART = (WorkerLost, RuntimeError, ValueError, TypeError)
 
 _log = logging.getLogger("palimpsest.files")
@@ -126,11 +125,11 @@ class FileProse:
         if home is None:
             return "", "the upstream of the session is no longer in the settings"
         newest = self.trigger.credentials.find_newest(session.id)
-        credential = newest[1] if newest else CallCredential(home, make_target(CHAT), ())
+        credential = newest[1] if newest else CallCredential(home, make_target(OWN_FORMAT), ())
         target = find_own_upstream(
             self.summarizer.policy, self.model, credential.upstream, model, self.summarizer.routes
         )
-        if newest is None and not self.summarizer.providers.get(target.name, _ANY).has_own_key:
+        if newest is None and not self.summarizer.providers.get(target.name, UNKNOWN_PROVIDER).has_own_key:
             return "", "no call of this session was accepted lately, so that there is no credential"
         if self.trigger.has_call(target.name, self.model):
             return "", "the local server has a client's call"
@@ -150,8 +149,8 @@ class FileProse:
     def _find_form(self, session: SessionKey, target: Upstream, credential: CallCredential) -> Format:
         """Return the format of a call: at the session's own upstream that of its calls."""
         if target.name != session.upstream:
-            return find_form(self.summarizer.providers.get(target.name, _ANY).host)
-        return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or CHAT.name]
+            return find_form(self.summarizer.providers.get(target.name, UNKNOWN_PROVIDER).host)
+        return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or OWN_FORMAT.name]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -30,7 +30,6 @@ from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import write_answer, write_messages
 from proxy.engine.turns.calls import make_request
-from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
 from proxy.model.exchange import (
@@ -48,10 +47,11 @@ from proxy.model.log import ExchangeRow
 from proxy.model.manifest import make_manifest
 from proxy.model.parts import MessagePart, TypedPart
 from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_usage
-from proxy.wire import CHAT, FORMATS
+from proxy.wire import FORMATS, OWN_FORMAT
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array, read_object
 from proxy.wire.translation.conversations import translate
+from proxy.wire.translation.responses import write_response
 
 Message = Mapping[str, Any]
 """A message as the API of chat completions has it."""
@@ -159,7 +159,7 @@ def _list_messages(told: str | Message | Sequence[Message] | Sequence[MessagePar
         return cast("Sequence[Message]", told)
     if len(parts) < len(told):
         raise BadRequest("a turn is told by messages or by parts, not by both")
-    written = write_answer if role == "assistant" else partial(write_messages, CHAT)
+    written = write_answer if role == "assistant" else partial(write_messages, OWN_FORMAT)
     return [msgspec.json.decode(raw) for raw in written(cast("Sequence[MessagePart]", told))]
 
 
@@ -282,7 +282,7 @@ class TurnRecorder:
             model, system = model or begun.model, system or begun.system_prompt
         if not model:
             raise BadRequest("the first turn of a session says which model has answered: model")
-        return _Terms(CHAT, model, system)
+        return _Terms(OWN_FORMAT, model, system)
 
     async def _respond(
         self, key: SessionKey, terms: "_Terms", turn: RecordedTurn, spelled: "_SpelledTurn", sent: bytes
@@ -300,7 +300,7 @@ class TurnRecorder:
         number = self.ids.next_exchange()
         more = {"palimpsest": {"recorded": True, "usage": "estimated" if usage is None else "told"}}
         return write_response(
-            terms.form.name,
+            terms.form,
             spelled.answer,
             number=number,
             model=terms.model,
@@ -369,16 +369,16 @@ def _spell(terms: _Terms, turn: RecordedTurn) -> _SpelledTurn:
         leading += 1
     first, rest = brought[:leading], brought[leading:]
     if not first and terms.system:
-        first = (CHAT.write_message("system", encode_text(terms.system)),)
+        first = (OWN_FORMAT.write_message("system", encode_text(terms.system)),)
     instructions = ""
-    if form is not CHAT:
-        instructions = "\n\n".join(CHAT.parse_message(raw).text for raw in first)
+    if form is not OWN_FORMAT:
+        instructions = "\n\n".join(OWN_FORMAT.parse_message(raw).text for raw in first)
         first = ()
         # A result is only translated behind its call, which may be the end of what was recorded before.
         calls = _write_calls(rest)
-        before = len(translate(CHAT, form, calls).items)
-        stop = len(translate(CHAT, form, (*calls, *rest)).items)
-        items = translate(CHAT, form, (*calls, *rest, *answer)).items
+        before = len(translate(OWN_FORMAT, form, calls).items)
+        stop = len(translate(OWN_FORMAT, form, (*calls, *rest)).items)
+        items = translate(OWN_FORMAT, form, (*calls, *rest, *answer)).items
         rest, answer = items[before:stop], items[stop:]
     members = {form.items_key: join_array((*first, *rest)), "model": encode_text(terms.model)}
     if instructions and form.instructions_key:
@@ -392,14 +392,14 @@ def _list_no_roles(most: int) -> list[str]:
 
 
 def _read_role(raw: bytes) -> str:
-    return CHAT.reader.read_item(raw).role
+    return OWN_FORMAT.reader.read_item(raw).role
 
 
 def _write_calls(raws: Sequence[bytes]) -> tuple[bytes, ...]:
     """Return a message with the calls whose results some messages begin with; none if they begin with no results."""
     ids: list[str] = []
     for raw in raws:
-        results = CHAT.reader.read_item(raw).results
+        results = OWN_FORMAT.reader.read_item(raw).results
         if not results:
             break
         ids += results

@@ -37,7 +37,7 @@ from proxy.read.context import (
     load_summaries,
     load_summary,
 )
-from proxy.read.diff import DifferenceDocument, Tally, describe_difference, load_difference
+from proxy.read.diff import DifferenceDocument, Tally, load_difference
 from proxy.read.export import load_handoff, write_handoff
 from proxy.read.preview import EpochPreview, preview_epoch
 from proxy.server.api.parameters import Branch, BranchQuery, ListingQuery, Number, NumberedPath, RoundQuery, SessionPath
@@ -172,8 +172,7 @@ class ContextApi:
 
     async def _compare(self, path: NumberedPath, query: RoundQuery) -> DifferenceDocument:
         """Compare what was sent in a round of a call with what the client sent."""
-        found = await load_difference(self._log, path.id, path.n, self._tally, query.k)
-        return describe_difference(found)
+        return await load_difference(self._log, await find_exchange(self._log, path.id, path.n), self._tally, query.k)
 
     async def _hand_off(
         self, path: SessionPath, query: BranchQuery

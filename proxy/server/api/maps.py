@@ -18,7 +18,7 @@ from proxy.engine.mapping.agentic_map import AGENT_PROMPT, AgenticMapOrder, Agen
 from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.running import MapRun, MapTotals, OperatorEngine
 from proxy.engine.mapping.sandbox import TaskFailed
-from proxy.engine.recorded.documents import write_json
+from proxy.engine.recorded.documents import describe, write_json
 from proxy.engine.turns.conversation import MOST_TURNS
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.results import AgentMapResult, MapResult
@@ -30,7 +30,6 @@ _MEDIA = "application/x-ndjson"
 _HEADERS = {**GUARDS, "x-accel-buffering": "no"}  # a proxy before us must not hold results back to fill its buffer
 
 Text = Annotated[str, Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=1, le=1000)]
 
 
 Results = AsyncGenerator[tuple[int, MapResult]] | AsyncGenerator[tuple[int, AgentMapResult]]
@@ -48,7 +47,7 @@ class MapOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_template: Text
     operator: Literal["llm_map", "agentic_map"] = "llm_map"
     output_schema: Annotated[dict[str, Any], Meta(description="the JSON Schema of an answer")] | None = None
-    concurrency: Count | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=1000)] | None = None
     max_retries: Annotated[int, Meta(ge=0, le=100)] | None = None
     system_prompt: str | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = 0.0
@@ -104,13 +103,11 @@ async def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Result
     if body.operator == "agentic_map":
         if schema is not None:
             raise ValueError("output_schema is for llm_map; an agent's result is its last text")
-        agents = AgenticMapOrder(
+        agents = describe(
+            AgenticMapOrder,
+            body,
             template=await run.sandbox.check(body.prompt_template, ""),
-            model=body.model,
-            agent=body.agent,
             parent=body.parent_session_id,
-            max_turns=body.max_turns,
-            max_retries=body.max_retries,
             system_prompt=AGENT_PROMPT if body.system_prompt is None else body.system_prompt,
         )
         return run, AgentMapper(agents, run, engine).results(body.inputs)
@@ -120,15 +117,8 @@ async def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Result
         raise ValueError("parent_session_id is for agentic_map; the calls of llm_map belong to no session")
     if not is_shallow(schema):
         raise ValueError("output_schema is nested too deeply")
-    order = LlmMapOrder(
-        template=await run.sandbox.check(body.prompt_template, json.dumps(schema)),
-        schema=schema,
-        model=body.model,
-        max_retries=body.max_retries,
-        system_prompt=body.system_prompt,
-        temperature=body.temperature,
-        timeout=body.timeout,
-    )
+    template = await run.sandbox.check(body.prompt_template, json.dumps(schema))
+    order = describe(LlmMapOrder, body, template=template, schema=schema)
     return run, LlmMapper(order, run, engine).results(body.inputs)
 
 

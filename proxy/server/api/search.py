@@ -14,39 +14,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.engine.ports import Index
-from proxy.engine.recall.visibility import VisibilityReader
 from proxy.model.search import IndexHealth
 from proxy.read.search import (
-    DEFAULT_LIMIT,
-    MOST_HITS,
-    MOST_TOKENS,
     AnswerDocument,
+    LogSearch,
     SearchLog,
     SearchRequest,
-    describe_answer,
     load_found_page,
-    search_log,
 )
 from proxy.server.access import READER
 from proxy.server.endpoints import GUARDS, Endpoint, Media, read_number
 
 _TEXT = "text/plain"
-
-
-class SearchParameters(msgspec.Struct, frozen=True):
-    """What is looked for, and where."""
-
-    q: Annotated[str, Meta(description="what to look for: any text")]
-    session: Annotated[str, Meta(description="the id of a session, or a prefix of it")] = ""
-    branch: Annotated[str, Meta(description="the tip of a branch of it, or a prefix of that")] = ""
-    kind: Annotated[str, Meta(description="kinds of entries, separated by commas")] = ""
-    role: Annotated[str, Meta(description="user, assistant, tool, other; several with commas")] = ""
-    sender: Annotated[str, Meta(description="names of users, separated by commas")] = ""
-    tool: Annotated[str, Meta(description="names of tools, separated by commas")] = ""
-    since: Annotated[str, Meta(description="a date, a time, or `3d`, `2h`, `30m` ago")] = ""
-    until: Annotated[str, Meta(description="the same")] = ""
-    limit: Annotated[int, Meta(ge=1, le=MOST_HITS, description="how many hits at most")] = DEFAULT_LIMIT
-    tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="fill the answer with so many")] | None = None
 
 
 class ReferencePath(msgspec.Struct, frozen=True):
@@ -61,8 +40,6 @@ class PageQuery(msgspec.Struct, frozen=True):
     page: Annotated[str, Meta(pattern="^([0-9]{1,9}|all)$", description="a page of 12,000 characters, or `all`")] = "1"
 
 
-_ASKED = SearchParameters.__struct_fields__[1:]
-
 Rebuild = Callable[[], Awaitable[IndexHealth]]
 """Has the index made anew, and returns how current it is. Raises ProxyError."""
 
@@ -75,7 +52,7 @@ class SearchApi:
         self._index = index
         self._now_ms = now_ms
         self._rebuild = rebuild
-        self._visibility = VisibilityReader(log, index)
+        self._searcher = LogSearch(log, index)
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`, for the administrator and for clients."""
@@ -99,11 +76,9 @@ class SearchApi:
         """Make the index anew from the log."""
         return await self._rebuild()
 
-    async def _search(self, query: SearchParameters, request: Request) -> AnswerDocument:
+    async def _search(self, query: SearchRequest, request: Request) -> AnswerDocument:
         """Search what was said and done, the best first."""
-        wanted = SearchRequest(query.q, **{name: getattr(query, name) for name in _ASKED})
-        answer = await search_log(self._log, self._index, wanted, self._now_ms(), _read_tenant(request))
-        return describe_answer(answer, await self._visibility.judge(answer.hits))
+        return await self._searcher.search(query, self._now_ms(), _read_tenant(request))
 
     async def _expand(
         self, path: ReferencePath, query: PageQuery, request: Request

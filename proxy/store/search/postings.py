@@ -163,7 +163,7 @@ class SqlitePostings:
             rows = self._connection.execute(_ENTRIES, (_encode(chosen),))
             fitting = {id for id, tool, at_ms in rows if self._fits(tool, at_ms or 0)}
             chosen = [entry for entry in chosen if entry in fitting]
-        if query.within is not None or query.in_view:
+        if query.within is not None or query.visible:
             chosen = self._select_nodes(chosen)
         return chosen
 
@@ -225,11 +225,11 @@ class SqlitePostings:
         kept: set[tuple[int, int]] = set()
         for session, wanted in turns.items():
             nodes = self._load_nodes(session, wanted)
-            within, in_view = self._query.within, self._query.in_view
+            within, visible = self._query.within, self._query.visible
             kept |= {
                 (session, turn)
                 for turn, names in nodes.items()
-                if in_view.isdisjoint(names) and (within is None or not within.isdisjoint(names))
+                if visible.isdisjoint(names) and (within is None or not within.isdisjoint(names))
             }
         return [entry for entry in entries if (get_session(entry), get_turn(entry)) in kept]
 

@@ -11,16 +11,17 @@ from itertools import groupby
 from typing import cast
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD_BYTES
-from proxy.model.epoch import FILE_WIRE, OUTSIDE, Original, Plan, StoredOriginal, name_file
+from proxy.model.epoch import OUTSIDE, Original, Plan, StoredOriginal, name_file
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
-from proxy.model.log import AuxiliaryUsage, ExchangeRow, HeldRow, RoundRow, Selection, SessionRow, UnreadRow
+from proxy.model.exchange import Completeness, Headers, HeldRow, Kind, Mode, SessionKey, Timings, Usage
+from proxy.model.log import AuxiliaryUsage, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite import context_queries
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
 from proxy.store.sqlite.context_queries import Row, refuse_erased
 from proxy.store.sqlite.lineage_queries import find_branches, load_positions
+from proxy.wire import OWN_FORMAT
 
 # The longest chain that is followed: longer than any body that fits in memory, and an end if a fault made a cycle.
 _LONGEST = 4_000_000
@@ -91,7 +92,7 @@ def load_original(connection: sqlite3.Connection, reference: str) -> StoredOrigi
         if row is None:
             raise
     raw = load_request(connection, exchange)
-    original = Original(reference, (compute_digest(raw),), FILE_WIRE, OUTSIDE)
+    original = Original(reference, (compute_digest(raw),), OWN_FORMAT.name, OUTSIDE)
     return StoredOriginal(row[0], original, (raw,))
 
 

@@ -12,7 +12,7 @@ from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody, split_body
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array, load_lenient, read_objects
-from proxy.wire.rendering import list_lower_limits, unmark
+from proxy.wire.rendering import OUTPUT_LIMITS, list_lower_limits, unmark
 from proxy.wire.rounds.chat import CHAT
 from proxy.wire.rounds.messages import MESSAGES
 from proxy.wire.rounds.responses import RESPONSES
@@ -21,7 +21,6 @@ from proxy.wire.rounds.tool import OwnTool, RoundWire
 
 _WIRES: Mapping[str, RoundWire] = {wire.form.name: wire for wire in (CHAT, RESPONSES, MESSAGES)}
 _MOST_TOOLS = 128
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _LEAST_OUTPUT = 16  # OpenAI refuses a lower limit
 
 
@@ -169,7 +168,7 @@ def _append(form: Format, body: SplitBody, added: Sequence[bytes]) -> tuple[int,
 def _list_limits(body: SplitBody, end: RoundEnd) -> list[tuple[int, int, bytes]]:
     """Return the changes that leave what a round has not used of the output limit."""
     spent = end.usage.output if end.usage is not None else None
-    limits = [int(raw) for name in _LIMITS if (raw := body.member(name)).isdigit()]
+    limits = [int(raw) for name in OUTPUT_LIMITS if (raw := body.member(name)).isdigit()]
     return list_lower_limits(body, max(_LEAST_OUTPUT, min(limits) - spent)) if spent and limits else []
 
 

@@ -1,6 +1,5 @@
 """What a request comes to is entered when it is decided, or while the upstream thinks: it comes to the same."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -18,9 +17,8 @@ from proxy.model.epoch import Epoch, Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import CacheDiffers, Planned
 from proxy.model.exchange import Opening, Outcome, Round, Usage
-from tests.support.engine import JSON, ScriptedResponse
 from tests.support.managed import ManagedEngine, Setup, Turn, answer, refuse
-from tests.support.managing import Message, QuarterTokens, make_history, make_subject
+from tests.support.managing import Message, QuarterTokens, make_history
 
 HISTORY = make_history(160, 300)
 STEPS = range(1, 110)
@@ -62,19 +60,6 @@ async def warm(engine: ManagedEngine) -> int:
     return steps
 
 
-def take_time(engine: ManagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the upstream think for longer than what is postponed waits."""
-    monkeypatch.setattr("proxy.engine.relay._COMPANY_SECONDS", 0)
-    send = engine.upstream.send
-
-    async def think(*args: Any) -> Any:
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return await send(*args)
-
-    setattr(engine.upstream, "send", think)  # noqa: B010
-
-
 def list_kinds(engine: ManagedEngine) -> list[type]:
     records = [record for appended in engine.log.appended for record in appended.records]
     return [type(record) for record in records if isinstance(record, Opening | Round | Plan | Outcome)]
@@ -86,11 +71,10 @@ def list_plans(engine: ManagedEngine) -> list[Plan]:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("members", [{}, {"stream": True}, {"tools": TOOLS}])
-async def test_what_is_counted_later_comes_to_the_same(
-    members: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+async def test_deciding_at_once_comes_to_the_same_as_counting_in_a_thread(
+    members: dict[str, Any],
 ) -> None:
     quick, slow = ManagedEngine(), ManagedEngine(tokenizer=Unready())
-    take_time(quick, monkeypatch)
     turns = await play(quick, **members), await play(slow, **members)
     assert len(quick.epochs) > 2
     for one, other in zip(*turns, strict=True):
@@ -101,10 +85,9 @@ async def test_what_is_counted_later_comes_to_the_same(
     assert len(quick.log.of(Plan)) > len(quick.epochs)
 
 
-async def test_it_is_recorded_behind_the_opening_and_before_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plan_is_recorded_behind_the_opening_and_before_the_outcome() -> None:
     engine = ManagedEngine()
     steps = await warm(engine)
-    take_time(engine, monkeypatch)
     turn = await engine.send(until(steps))
     assert list_kinds(engine)[-4:] == [Opening, Round, Plan, Outcome]
     newest = engine.log.of(Round)[-1]
@@ -113,32 +96,7 @@ async def test_it_is_recorded_behind_the_opening_and_before_the_outcome(monkeypa
     assert turn.labels["x-palimpsest-tokens"].startswith("client=")
 
 
-@pytest.mark.parametrize("window", [1_000_000, None])
-@pytest.mark.parametrize("members", [{}, {"stream": True}])
-async def test_an_answer_that_is_there_at_once_waits_for_no_count(window: int | None, members: dict[str, Any]) -> None:
-    """What was sent is in the log before it all the same. Where no window is known, it is looked at before it goes."""
-    engine = ManagedEngine(window=window)
-    turn = await engine.send(until(await warm(engine)), **members)
-    assert list_kinds(engine)[-4:] == [Opening, Round, Outcome, Plan]
-    assert turn.plan.tokens_client is not None
-    assert "x-palimpsest-tokens" not in turn.labels
-    assert turn.labels["x-palimpsest-epoch"] == engine.epochs[-1].id
-
-
-async def test_an_answer_that_comes_bit_by_bit_is_counted_for_first() -> None:
-    engine = ManagedEngine()
-    steps = await warm(engine)
-
-    async def begin(*args: Any) -> Any:
-        return ScriptedResponse(b'{"choices":', b"[]}", headers=JSON, ending="last")
-
-    setattr(engine.upstream, "send", begin)  # noqa: B010
-    turn = await engine.send(until(steps))
-    assert list_kinds(engine)[-4:] == [Opening, Round, Plan, Outcome]
-    assert turn.labels["x-palimpsest-tokens"].startswith("client=")
-
-
-async def test_one_that_is_refused_as_too_long_is_counted_before_it_is_cut() -> None:
+async def test_a_request_that_is_refused_as_too_long_is_counted_and_cut() -> None:
     engine = ManagedEngine()
     steps = await warm(engine)
     engine.upstream.prepare(refuse("maximum context length is 1000 tokens. However, your messages resulted in 1100"))
@@ -160,82 +118,24 @@ async def test_of_a_call_that_comes_to_nothing_all_is_recorded() -> None:
     setattr(engine.upstream, "send", fail)  # noqa: B010
     turn = await engine.send(until(steps))
     assert turn.client.error is not None
-    assert list_kinds(engine)[-4:] == [Opening, Round, Outcome, Plan]
+    assert list_kinds(engine)[-4:] == [Opening, Round, Plan, Outcome]
     assert turn.plan.tokens_client is not None
 
 
-async def test_the_body_is_on_its_way_first() -> None:
-    engine = ManagedEngine()
-    steps = await warm(engine)
-    before, opened = len(engine.log.of(Plan)), len(engine.log.of(Opening))
-    rounds = len(engine.log.of(Round))
-    seen: list[tuple[int, ...]] = []
-    send = engine.upstream.send
-
-    async def watch(*args: Any) -> Any:
-        for seconds in (0, 0.1):
-            seen.append(tuple(len(engine.log.of(kind)) for kind in (Opening, Round, Plan)))
-            await asyncio.sleep(seconds)
-        seen.append(tuple(len(engine.log.of(kind)) for kind in (Opening, Round, Plan)))
-        return await send(*args)
-
-    setattr(engine.upstream, "send", watch)  # noqa: B010
-    await engine.send(until(steps))
-    behind = opened + 1, rounds + 1
-    assert seen == [(opened, rounds, before), (*behind, before), (*behind, before + 1)]
-
-
-async def test_where_it_depends_on_the_count_that_comes_first() -> None:
-    """Near a mark, or after what was in vain."""
-    setup = Setup()
-    kinds = []
-    for steps in STEPS:
-        subject = make_subject(until(steps), f"x{steps}", base=2 * steps)
-        sending = await setup.decide(subject)
-        assert sending.plan is not None or not setup.committed
-        kinds.append(sending.uncounted is not None)
-        if sending.uncounted is not None:
-            setup.controller.account(sending)
-    assert sum(kinds) > len(setup.committed)
-    opened = [int(epoch.id[1:]) - 1 for epoch in setup.committed]
-    assert not any(kinds[at] for at in opened)
-
-
-async def test_what_was_in_vain_is_counted_first() -> None:
-    setup = Setup()
-    for steps in range(70, 100):
-        sending = await setup.decide(make_subject(until(steps), f"x{steps}"))
-        if sending.uncounted is not None:
-            break
-    assert sending.uncounted is not None
-    setup.controller.account(sending)
-    context = setup.controller.states.caches.contexts.get("s1")
-    assert context is not None
-    (epoch,) = context.epochs
-    subject = make_subject(until(steps + 1), "x")
-    account = context.get_account(epoch.view, epoch.id, setup.controller.states.find_budget(subject))
-    account.account = replace(account.account, ineffective=1)
-    sending = await setup.decide(subject)
-    assert sending.uncounted is None
-
-
-async def test_a_fault_while_it_is_entered_costs_the_count_and_no_more() -> None:
+async def test_a_fault_while_tokens_are_counted_leaves_the_call_alone() -> None:
     tokenizer = Deaf()
     engine = ManagedEngine(tokenizer=tokenizer)
     steps = await warm(engine)
     tokenizer.is_deaf = True
     turn = await engine.send(until(steps))
     assert turn.client.status == 200
-    assert turn.plan.rung == "epoch"
-    assert (turn.plan.tokens_client, turn.plan.epoch) == (None, engine.epochs[-1].id)
-    assert engine.log.of(Round)[-1].body is not None
-    assert json.loads(turn.sent)["messages"][-1] == until(steps)[-1]
-    assert "x-palimpsest-tokens" not in turn.labels
+    assert turn.plan.rung == "original"
+    assert turn.plan.reason == "RuntimeError: not now"
     tokenizer.is_deaf = False
-    assert (await engine.send(until(steps + 1))).plan.tokens_client is not None
+    assert (await engine.send(until(steps + 1))).plan.rung == "epoch"
 
 
-async def test_a_fault_of_the_record_costs_no_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_the_record_leaves_the_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ManagedEngine()
     steps = await warm(engine)
 

@@ -26,8 +26,7 @@ def until(steps: int) -> list[Message]:
 async def prepare(
     setup: Setup, messages: list[Message], exchange: str = "x1", mode: Any = "manage", **options: Any
 ) -> OutgoingRequest:
-    sending = await setup.decide(make_subject(messages, exchange, **options), mode)
-    return sending if sending.uncounted is None else setup.controller.account(sending)
+    return await setup.decide(make_subject(messages, exchange, **options), mode)
 
 
 def make_revert(subject: ManagedRequest) -> Epoch:
@@ -78,7 +77,7 @@ async def test_a_rescuer_stands_by_who_is_managed() -> None:
     setup, told = Setup(), list[Headers]()
     sending = OutgoingRequest("original", b"", is_managed=True, is_guarded=True)
     rescuer = setup.controller.make_retries(
-        make_subject(until(1)), sending, commit=setup.commit, add_labels=told.append, run_after_send=lambda: None
+        make_subject(until(1)), sending, commit=setup.commit, add_labels=told.append
     )
     assert isinstance(rescuer, RefusalRetry)
     assert rescuer.read_start(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == "content"

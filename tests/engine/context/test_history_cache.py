@@ -276,36 +276,17 @@ async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(threads)
 
 
-@pytest.mark.parametrize("count", [8, len(HISTORY)])
-async def test_what_is_new_can_be_counted_later(count: int) -> None:
+@pytest.mark.parametrize("count", [6, 8, len(HISTORY)])
+async def test_few_new_messages_are_counted_without_waiting(count: int) -> None:
     paths, tokens = make_paths()
     tokens.is_loaded = True
     await paths.follow(make_subject(HISTORY[:6]))
-    subject, texts = make_subject(HISTORY[:count]), len(tokens.texts)
-    begun = paths.begin(subject)
-    assert begun is not None
-    assert len(tokens.texts) == texts
-    known = len(HISTORY[:6]) - 1
-    assert paths.find(subject)[1] == known
-    assert begun.history.tokens - begun.most == begun.history.head.tokens + begun.history.count_to(known)
-    path = paths.finish(subject, begun)
-    assert describe(path) == await follow_anew(subject)
-    assert path.tokens <= begun.history.tokens
-    assert paths.find(subject) == (path, count - 1)
-    assert paths.weight == path.weight
-
-
-async def test_what_was_begun_does_not_disturb_what_goes_another_way() -> None:
-    paths, tokens = make_paths()
-    tokens.is_loaded = True
-    first = await paths.follow(make_subject(HISTORY[:6]))
-    before = describe(first)
-    begun = paths.begin(subject := make_subject(HISTORY[:8]))
-    assert begun is not None
-    other = make_subject([*HISTORY[:6], {"role": "user", "content": "No."}])
-    assert describe(await paths.follow(other)) == await follow_anew(other)
-    assert describe(paths.finish(subject, begun)) == await follow_anew(subject)
-    assert describe(first) == before
+    subject = make_subject(HISTORY[:count])
+    history = paths.follow_now(subject)
+    assert history is not None
+    assert describe(history) == await follow_anew(subject)
+    assert paths.find(subject) == (history, count - 1)
+    assert paths.weight == history.weight
 
 
 LONG_NAME = {"role": "tool", "tool_call_id": "i" * 2100, "content": "x"}
@@ -324,12 +305,12 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
     ],
     ids=["unknown", "no ranks", "another head", "long", "without a bound", "long names"],
 )
-async def test_what_cannot_be_counted_later(known: int, is_loaded: bool, head: Message, more: list[Message]) -> None:
+async def test_what_has_to_be_waited_for(known: int, is_loaded: bool, head: Message, more: list[Message]) -> None:
     paths, tokens = make_paths()
     tokens.is_loaded = is_loaded
     if known:
         await paths.follow(make_subject(HISTORY[:known]))
-    assert paths.begin(make_subject([head, *HISTORY[1:7], *more])) is None
+    assert paths.follow_now(make_subject([head, *HISTORY[1:7], *more])) is None
 
 
 async def test_messages_of_ours_are_counted_as_the_clients_are() -> None:

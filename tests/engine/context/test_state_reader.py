@@ -199,22 +199,14 @@ async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
     assert case.kept == case.tokens
 
 
-async def test_looking_ahead_needs_the_tokens_of_the_epoch() -> None:
+async def test_a_state_is_read_at_once_where_the_epoch_and_all_messages_before_are_counted() -> None:
     world = World()
     epoch, context, budget = make_epoch("a", 2), SessionContext(), world.state_reader.find_budget(ask())
+    context.sizes["a"] = 70
+    assert world.state_reader.read_now(ask(), context, epoch, budget) is None
     await world.state_reader.read(ask(), SessionContext(), None, budget)
-    assert world.state_reader.read_uncounted(ask(), context, epoch, budget) is None
-    context.sizes["a"] = 70
-    ahead = world.state_reader.read_uncounted(ask(), context, epoch, budget)
-    assert ahead is not None
-    assert (ahead.state.epoch_tokens, ahead.begun.most) == (70, 0)
-    assert world.state_reader.count(ahead) == await world.state_reader.read(ask(), context, epoch, budget)
-
-
-async def test_looking_ahead_needs_to_know_the_request_before() -> None:
-    world, context = World(), SessionContext()
-    context.sizes["a"] = 70
-    assert (
-        world.state_reader.read_uncounted(ask(), context, make_epoch("a", 2), world.state_reader.find_budget(ask()))
-        is None
-    )
+    assert world.state_reader.read_now(ask(), SessionContext(), epoch, budget) is None
+    state = world.state_reader.read_now(ask(), context, epoch, budget)
+    assert state == await world.state_reader.read(ask(), context, epoch, budget)
+    assert state is not None
+    assert state.epoch_tokens == 70

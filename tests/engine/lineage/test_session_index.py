@@ -163,7 +163,7 @@ def test_a_node_proves_something_from_a_recorded_answer_on(known: SessionNodes) 
     rows = [NodeRow(A, ROOT, False), NodeRow(B, A, True), NodeRow(C, B, False), NodeRow(D, C, False)]
     assert [known.add_node(row) for row in rows] == [False, True, True, True]
     assert [known.is_answer(node) for node in (A, B, C)] == [False, True, False]
-    assert tuple(known.levels) == (A, B, C, D)
+    assert tuple(known.standings) == (A, B, C, D)
 
 
 def test_a_node_that_turns_out_to_be_an_answer_proves_something_then(known: SessionNodes) -> None:
@@ -192,7 +192,7 @@ def test_the_longest_known_beginning_is_measured_from_its_end(known: SessionNode
     for row in (NodeRow(A, ROOT, False), NodeRow(B, A, False)):
         known.add_node(row)
     assert [known.measure(chain) for chain in ([], [C], [A], [A, B], [A, B, C], [A, B, B, C])] == [0, 0, 1, 2, 2, 3]
-    assert (A in known.levels, C in known.levels) == (True, False)
+    assert (A in known.standings, C in known.standings) == (True, False)
 
 
 def test_of_marks_with_one_name_the_first_stays(known: SessionNodes) -> None:

@@ -111,11 +111,11 @@ async def test_hits_say_what_they_are_where_they_stand_and_how_old_they_are() ->
 async def test_a_request_finds_what_it_continues_and_not_what_it_still_sees() -> None:
     history = make_history(*WORK)
     index = MadeIndex()
-    log, scope = know(history, in_view=frozenset(history.nodes[5:]))
+    log, scope = know(history, visible=frozenset(history.nodes[5:]))
     await recall(make_recall(log, index, page_characters=8000), scope, action="search", query="x", page=2)
     [query] = index.queries
     assert (query.text, query.tenant, query.sessions) == ("x", TENANT.hex(), ("abc1",))
-    assert (query.within, query.in_view) == (frozenset(history.nodes), frozenset(history.nodes[5:]))
+    assert (query.within, query.visible) == (frozenset(history.nodes), frozenset(history.nodes[5:]))
     assert (query.limit, query.tokens) == (40, 4000)
     assert query.context.endswith("Now the docs")
     assert query.seen == (*[message.text for message in history.messages[5:8]], "Now the docs")
@@ -231,8 +231,8 @@ async def test_a_newer_version_is_named_by_its_reference_or_by_how_to_read_it() 
     made = make_recall(log)
     told = await recall(made, scope, action="expand", ref="aaaaabbbbb")
     assert "was modified at step 3; newer: step 7 (read src/app.py @ 7)\n" in told
-    in_view = scope_of(history, in_view=frozenset(history.nodes[9:]))
-    told = await recall(made, in_view, action="expand", ref="aaaaabbbbb")
+    visible = scope_of(history, visible=frozenset(history.nodes[9:]))
+    told = await recall(made, visible, action="expand", ref="aaaaabbbbb")
     assert "; newer: the output of step 7, which is still in this conversation\n" in told
     log.keep("cccccddddd", again[1:], 10)
     log.keep("eeeeefffff", WORK[5:] + again, 5)

@@ -120,7 +120,7 @@ async def test_an_answer_is_known_no_sooner_than_its_record_is_queued() -> None:
     async def look(request: ManagedRequest, raws: Sequence[bytes]) -> int:
         await asyncio.sleep(0)
         tree = engine.lineage.index.get(request.session.id)
-        nodes.append(set(tree.levels) if tree is not None else set())
+        nodes.append(set(tree.standings) if tree is not None else set())
         return await count(request, raws)
 
     histories.count_messages = look  # type: ignore[method-assign]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.engine.recall.scope import find_in_view, find_relatives, make_scope
+from proxy.engine.recall.scope import find_relatives, find_visible, make_scope
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from tests.support.contexts import make_epoch
@@ -18,12 +18,12 @@ NODES = [bytes([n]) * 16 for n in range(6)]
 def see(edits: Sequence[Edit], nodes: Sequence[bytes] = NODES, depth: int = 4) -> list[int]:
     """The places that a request sees under an epoch with these edits."""
     epoch = msgspec.structs.replace(make_epoch("e1"), depth=depth, edits=msgspec.json.encode(edits))
-    seen = find_in_view(nodes, epoch)
+    seen = find_visible(nodes, epoch)
     return [place for place, node in enumerate(nodes) if node in seen]
 
 
 def test_without_an_epoch_everything_is_in_view() -> None:
-    assert find_in_view(NODES, None) == frozenset(NODES)
+    assert find_visible(NODES, None) == frozenset(NODES)
 
 
 def test_under_an_epoch_what_is_kept_or_came_later_is_in_view() -> None:
@@ -37,7 +37,7 @@ def test_what_was_shortened_is_not_in_view() -> None:
 
 def test_an_epoch_whose_edits_were_erased_shows_only_what_came_later() -> None:
     epoch = msgspec.structs.replace(make_epoch("e1"), depth=4, edits=b"")
-    assert find_in_view(NODES, epoch) == frozenset(NODES[4:])
+    assert find_visible(NODES, epoch) == frozenset(NODES[4:])
 
 
 def test_a_node_of_which_an_item_was_removed_is_not_in_view() -> None:
@@ -52,7 +52,7 @@ def test_the_scope_of_a_request_has_its_messages_after_the_preamble() -> None:
     request = make_subject(make_messages(3))
     scope = make_scope(request, "session", None)
     assert (scope.tenant, scope.session, scope.parent) == (request.session.tenant, request.session.id, "")
-    assert scope.reach == "session" and scope.in_view == frozenset(request.nodes)
+    assert scope.reach == "session" and scope.visible == frozenset(request.nodes)
     assert scope.history is not None
     assert [message.role for message in scope.history.messages] == ["user", *["assistant", "tool"] * 3]
     assert len(scope.history) == len(request.nodes) and scope.history.wire in FORMATS

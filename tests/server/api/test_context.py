@@ -17,7 +17,7 @@ from proxy.engine.compaction.manual import Compaction
 from proxy.engine.models import PriceList
 from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.recorded.conversation import load_history
-from proxy.engine.recorded.lookup import find_newest_call
+from proxy.engine.recorded.lookup import find_exchange, find_newest_call
 from proxy.model.card import Card
 from proxy.model.errors import Conflict, NotFound, ProxyError
 from proxy.model.messages import LEDGER_HEAD, RECALL_TOOL
@@ -216,7 +216,7 @@ async def test_what_an_epoch_holds_back_is_summed_once(managed: Managed) -> None
     assert await load_window(log, managed.session, inputs, tally, known=known) == first
     sent = sum(sizes)
     assert len(counted) - few == few - 1 and sum(counted[few:]) < sum(counted[:few]) / 2
-    difference = await load_difference(log, managed.session, STEPS, tally)
+    difference = await load_difference(log, await find_exchange(log, managed.session, STEPS), tally)
     held = sum(side.tokens for change in difference.changes for side in change.client)
     assert (await load_window(log, managed.session, inputs, tally)).kinds == first.kinds
     assert sum(part.held_tokens for part in first.kinds) / held == pytest.approx(first.used / sent, rel=0.1)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from proxy.model.epoch import SourceNote
 from proxy.model.errors import BadRequest, NotFound
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.search import IndexHealth, SearchQuery
-from proxy.read.search import SearchRequest, search_log
+from proxy.read.search import LogSearch, SearchRequest
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
 from proxy.store.search.schema import LANES, find_index
@@ -167,7 +168,7 @@ async def test_only_the_history_of_a_request_is_found_and_nothing_in_its_view(
     one, two = list_nodes(first, left)
     assert await find(index, "zebra", within=frozenset((one, two))) == ["a zebra at first", "the left zebra"]
     assert await find(index, "zebra", within=frozenset()) == []
-    assert await find(index, "zebra", in_view=frozenset((one,))) == ["the left zebra", "the right zebra"]
+    assert await find(index, "zebra", visible=frozenset((one,))) == ["the left zebra", "the right zebra"]
 
 
 async def test_a_message_that_came_again_stands_for_both_nodes(
@@ -180,7 +181,7 @@ async def test_a_message_that_came_again_stands_for_both_nodes(
     early, late = list_nodes(say("one"), read_message(reply("ok")), rule)[-1], list_nodes(rule)[0]
     for node in (early, late):
         assert len(await find(index, "zebra", within=frozenset((node,)))) == 1
-        assert not any("zebra" in text for text in await find(index, "zebra", in_view=frozenset((node,))))
+        assert not any("zebra" in text for text in await find(index, "zebra", visible=frozenset((node,))))
 
 
 async def test_what_is_not_indexed_yet_is_counted(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:
@@ -339,7 +340,7 @@ async def test_a_branch_is_searched_by_itself_with_its_last_response(
     index_all(indexer)
     reader = SqliteReader(log.path)
     wanted = SearchRequest("zebra", session="s1", branch=tip.hex()[:8])
-    found = await search_log(reader, index, wanted, OPENED_MS)
+    found = await LogSearch(reader, index).search(wanted, OPENED_MS)
     assert sorted(hit.snippet for hit in found.hits) == [
         "A zebra to the left.",
         "The left zebra.",
@@ -347,9 +348,9 @@ async def test_a_branch_is_searched_by_itself_with_its_last_response(
         "Which zebra?",
     ]
     with pytest.raises(BadRequest, match="name that, too"):
-        await search_log(reader, index, SearchRequest("zebra", branch=tip.hex()[:8]), OPENED_MS)
+        await LogSearch(reader, index).search(SearchRequest("zebra", branch=tip.hex()[:8]), OPENED_MS)
     with pytest.raises(NotFound, match="no branch begins with"):
-        await search_log(reader, index, SearchRequest("zebra", session="s1", branch="00"), OPENED_MS)
+        await LogSearch(reader, index).search(SearchRequest("zebra", session="s1", branch="00"), OPENED_MS)
     await reader.close()
 
 
@@ -360,9 +361,11 @@ async def test_what_somebody_said_is_found_up_to_a_time(log: LogBuilder, indexer
     index_all(indexer)
     reader = SqliteReader(log.path)
     wanted = SearchRequest("zebra", sender="Maria, Eve")
-    found = await search_log(reader, index, wanted, OPENED_MS)
+    found = await LogSearch(reader, index).search(wanted, OPENED_MS)
     assert {hit.snippet for hit in found.hits} == {"Zebra one.", "Zebra two."}
-    found = await search_log(reader, index, wanted._replace(until="1h"), OPENED_MS + 2 * 3_600_000)
+    found = await LogSearch(reader, index).search(
+        msgspec.structs.replace(wanted, until="1h"), OPENED_MS + 2 * 3_600_000
+    )
     assert {hit.snippet for hit in found.hits} == {"Zebra one."}
     await reader.close()
 

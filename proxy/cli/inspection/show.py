@@ -7,7 +7,14 @@ import typer
 from msgspec.structs import asdict
 
 from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_amount, format_cost, format_count, format_plan
+<<<<<<< HEAD:proxy/cli/views/show.py
+from proxy.cli.services import MAX_NUMBER, READS, Invocation, SessionArgument, offers
+=======
+from proxy.cli.inspection.calls import format_call_text, load_call_text
+from proxy.cli.inspection.naming import read_session
+from proxy.cli.inspection.sessions import tell_saving
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/show.py
 from proxy.cli.terminal import (
     PLAIN,
     UNKNOWN,
@@ -25,9 +32,6 @@ from proxy.cli.terminal import (
     wrap,
     write,
 )
-from proxy.cli.views.calls import format_call_text, load_call_text
-from proxy.cli.views.naming import read_session
-from proxy.cli.views.sessions import tell_saving
 from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
@@ -73,8 +77,9 @@ _COLUMNS = (
 )
 
 
+@offers("as_json", *READS)
 def show(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     n: Annotated[
         int | None, typer.Argument(metavar="N", min=1, max=MAX_NUMBER, help="One of its calls, counted from 1.")
@@ -83,33 +88,29 @@ def show(
     is_whole: Annotated[
         bool, typer.Option("--all", help="Of call N the whole conversation, not only what the call added to it.")
     ] = False,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Show the calls of a session, or the request and answer of one."""
-    services: Services = context.obj
     for option, is_given in (("--raw", raw is not None), ("--all", is_whole)):
         if n is None and is_given:
             raise typer.BadParameter(f"needs the number of a call: show SESSION N {option}", param_hint=option)
     screen = find_screen()
 
     async def query(log: LogReader, settings: Settings, session: str) -> bytes | str:
-        inputs = await services.load_savings_inputs(settings)
+        inputs = await called.services.load_savings_inputs(settings)
         if n is None:
-            return await _render_session(log, session, inputs, settings, None if as_json else screen)
+            return await _render_session(log, session, inputs, settings, None if called.as_json else screen)
         row = await find_exchange(log, session, n)
         if raw is not None:
             return await load_part(log, row, raw)
         document = await describe_whole(log, row)
-        if as_json:
+        if called.as_json:
             return write_json(document)
         found = await load_cache(log, row.session, inputs, n)
         facts = format_exchange(row, document.bound, settings.budget, found, screen)
         lines = format_call_text(await load_call_text(log, row), screen, is_whole=is_whole)
         return "\n".join([facts, "", *lines])
 
-    found = read_session(services, data, config, session, query)
+    found = read_session(called, session, query)
     if isinstance(found, bytes):
         typer.echo(found, nl=False)
     else:

@@ -10,6 +10,10 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import WIDTH, format_count, make_plain, shorten
+<<<<<<< HEAD:proxy/cli/views/memory.py
+from proxy.cli.services import READS, BranchOption, Invocation, SessionArgument, find_reason, offers, parse_object
+=======
+from proxy.cli.inspection.naming import find_for_server, read_session
 from proxy.cli.services import (
     BranchOption,
     ConfigOption,
@@ -24,8 +28,8 @@ from proxy.cli.services import (
     load_server_settings,
     parse_object,
 )
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/memory.py
 from proxy.cli.terminal import format_local
-from proxy.cli.views.naming import find_for_server, read_session
 from proxy.config import Settings
 from proxy.context.conversation import SnapshotPolicy
 from proxy.context.memory.bundle import render_turns
@@ -48,7 +52,7 @@ from proxy.wire.json_values import list_elements
 
 _MOST_LISTED = 10_000
 _KINDS: tuple[ItemType, ...] = get_args(ItemType)
-_VIEWS = (*_KINDS, "tools", "bundle", "snapshot")
+_TYPES = (*_KINDS, "tools", "bundle", "snapshot")
 _WHEN = ("now", "later", "never")
 
 
@@ -56,12 +60,13 @@ class MemoryRefused(ProxyError):
     """The server did not change the memory of a session."""
 
 
+@offers("as_json", *READS, "host", "port", "admin_token")
 def memory(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
-    view: Annotated[
+    item_type: Annotated[
         str | None,
-        typer.Option("--type", metavar="TYPE", help=f"Only this: {', '.join(_VIEWS)}."),
+        typer.Option("--type", metavar="TYPE", help=f"Only this: {', '.join(_TYPES)}."),
     ] = None,
     turn: Annotated[str, typer.Option(metavar="TURN", help="Only this turn: 12, or turn_0012.")] = "",
     limit: Annotated[
@@ -76,17 +81,16 @@ def memory(
     unpin: Annotated[str, typer.Option(metavar="ITEM", help="Have it come first no longer.")] = "",
     retract: Annotated[str, typer.Option(metavar="ITEM", help="Have an item shown never again.")] = "",
     reset: Annotated[bool, typer.Option("--reset", help="Forget all items so far; the log keeps everything.")] = False,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
 ) -> None:
     """Show what is remembered of a session, or change that."""
-    services: Services = context.obj
+<<<<<<< HEAD:proxy/cli/views/memory.py
     if view is not None and view not in _VIEWS:
         raise typer.BadParameter(f"is one of {', '.join(_VIEWS)}", param_hint="--type")
+=======
+    services: Services = context.obj
+    if item_type is not None and item_type not in _TYPES:
+        raise typer.BadParameter(f"is one of {', '.join(_TYPES)}", param_hint="--type")
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/memory.py
     if when not in _WHEN:
         raise typer.BadParameter(f"is one of {', '.join(_WHEN)}", param_hint="--when")
     wanted = {"branch": branch, "when": when} if compact else None
@@ -94,27 +98,33 @@ def memory(
     if len(asked) > 1:
         raise typer.BadParameter("choose one of --compact, --pin, --unpin, --retract and --reset")
     for path, body in asked:
-        settings = load_server_settings(config, data, host, port, admin_token)
-        id = find_for_server(services, data, config, host, session)
-        status, content = services.ask_server(settings, f"/sessions/{id}/memory{path}", msgspec.json.encode(body))
+        settings, id = called.load_server_settings(), find_for_server(called, session)
+        status, content = called.services.ask_server(
+            settings, f"/sessions/{id}/memory{path}", msgspec.json.encode(body)
+        )
         response = parse_object(content)
         if "session" not in response:
             raise MemoryRefused(find_reason(status, response))
-        typer.echo(content if as_json else make_plain(format_change(response)), nl=not as_json)
+        typer.echo(content if called.as_json else make_plain(format_change(response)), nl=not called.as_json)
     if not asked:
 
         async def query(log: MemoryReader, settings: Settings, session: str) -> bytes:
+<<<<<<< HEAD:proxy/cli/views/memory.py
             chosen = _Chosen(session, view or "", turn, limit, branch)
+            return await _render(log, chosen, settings.snapshot, as_json=called.as_json)
+=======
+            chosen = _Chosen(session, item_type or "", turn, limit, branch)
             return await _render(log, chosen, settings.snapshot, as_json=as_json)
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/memory.py
 
-        typer.echo(read_session(services, data, config, session, query), nl=False)
+        typer.echo(read_session(called, session, query), nl=False)
 
 
 class _Chosen(NamedTuple):
     """What of a session's memory is to be shown."""
 
     session: str
-    view: str
+    item_type: str
     turn: str
     limit: int
     branch: str
@@ -130,14 +140,14 @@ def _list_changes(
 
 
 async def _render(log: MemoryReader, chosen: _Chosen, policy: SnapshotPolicy, *, as_json: bool) -> bytes:
-    session, view, turn, limit, branch = chosen
-    if view == "tools":
+    session, item_type, turn, limit, branch = chosen
+    if item_type == "tools":
         found = (await load_tools(log, session, turn, branch))[-limit:]
         return write_json(found) if as_json else _join(_format_tools(found))
-    if view == "bundle":
+    if item_type == "bundle":
         bundle, text = await load_bundle(log, session, policy.max_episodic_items, policy.max_semantic_items, branch)
         return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
-    if view == "snapshot":
+    if item_type == "snapshot":
         made = await build_snapshot(
             log,
             session,
@@ -148,7 +158,7 @@ async def _render(log: MemoryReader, chosen: _Chosen, policy: SnapshotPolicy, *,
             branch=branch,
         )
         return write_json(made) if as_json else _join(_format_snapshot(made))
-    kind = next((each for each in _KINDS if each == view), None)
+    kind = next((each for each in _KINDS if each == item_type), None)
     report = await load_report(log, session, kind=kind, turn=turn, limit=limit, branch=branch)
     return write_json(report) if as_json else _join(_format_report(report, kind))
 

@@ -1,7 +1,6 @@
 """A call as text: what its request added to the conversation, and the answer."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from proxy.cli.terminal import Screen, make_plain, paint
 from proxy.engine.ports import LogReader
@@ -9,39 +8,26 @@ from proxy.engine.recorded.conversation import find_format
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import Message
-from proxy.read.dialogue import load_call
+from proxy.read.dialogue import CallMessages, load_call
 
 _MOST_LINES, _MOST_CHARACTERS = 40, 4000
 _INDENT = "    "
 
 
-class CallText(NamedTuple):
-    """The messages of a call. `known` of those after the preamble were in an earlier call of the session.
-
-    `missing` says why the request cannot be read, if it cannot.
-    """
-
-    preamble: Sequence[Message] = ()
-    messages: Sequence[Message] = ()
-    known: int = 0
-    answer: Sequence[Message] = ()
-    missing: str = ""
-
-
-async def load_call_text(log: LogReader, row: ExchangeRow) -> CallText:
+async def load_call_text(log: LogReader, row: ExchangeRow) -> CallMessages[Message]:
     """Load the request and the answer of an exchange as messages."""
     try:
         form = find_format(row)
     except NotFound:
-        return CallText(missing="it is in no known wire format; --raw request writes its bytes")
+        return CallMessages(missing="it is in no known wire format; --raw request writes its bytes")
     call = await load_call(log, row, form)
     preamble, messages, answer = (
         [form.parse_message(raw) for raw in raws] for raws in (call.preamble, call.messages, call.answer)
     )
-    return CallText(preamble, messages, min(row.base, len(messages)), answer, call.missing)
+    return CallMessages(preamble, messages, call.known, answer, call.missing)
 
 
-def format_call_text(call: CallText, screen: Screen, *, is_whole: bool) -> Iterator[str]:
+def format_call_text(call: CallMessages[Message], screen: Screen, *, is_whole: bool) -> Iterator[str]:
     """Yield the lines of a call's request and answer. Unless it `is_whole`, only what it added, cut to size."""
     if call.missing:
         yield f"The request cannot be shown: {call.missing}."

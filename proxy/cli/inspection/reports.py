@@ -14,12 +14,20 @@ from proxy.cli.formatting import (
     make_plain,
     shorten,
 )
-from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+<<<<<<< HEAD:proxy/cli/views/reports.py
+from proxy.cli.services import MAX_NUMBER, READS, BranchOption, Invocation, SessionArgument, offers
 from proxy.cli.views.naming import read_session
+from proxy.config import Settings
+from proxy.engine.ports import LogReader
+=======
+from proxy.cli.inspection.naming import read_session
+from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/reports.py
 from proxy.engine.recorded.documents import write_json
+from proxy.engine.recorded.lookup import find_exchange
 from proxy.model.epoch import Summary
 from proxy.read.context import SummaryStatus, describe_summaries, load_summaries, order_nodes
-from proxy.read.diff import Change, Difference, Side, describe_difference, load_difference
+from proxy.read.diff import ChangeDocument, DifferenceDocument, SideDocument, load_difference
 from proxy.read.export import load_handoff, write_handoff
 from proxy.read.search import load_found_page
 
@@ -30,88 +38,82 @@ _MODEL_WIDTH = 20
 _MAX_INDENT = 8
 
 
+@offers(*READS)
 def expand(
-    context: typer.Context,
+    called: Invocation,
     reference: Annotated[str, typer.Argument(metavar="REF", help="A reference, with or without `ref:`.")],
     page: Annotated[int, typer.Option(min=1, help="Which page, of 12,000 characters each.")] = 1,
     is_whole: Annotated[bool, typer.Option("--all", help="Write all pages.")] = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Write what a reference names."""
-    services: Services = context.obj
     number = None if is_whole else page
-    found = services.search(data, config, lambda log, index: load_found_page(log, index, reference, number))
+    found = called.search(lambda log, index: load_found_page(log, index, reference, number))
     typer.echo(make_plain(found.content.decode()), nl=False)
 
 
+@offers("as_json", *READS)
 def diff(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     n: Annotated[int, typer.Argument(metavar="N", min=1, max=MAX_NUMBER, help="An exchange, counted from 1.")],
     k: Annotated[
         int | None, typer.Option("--round", metavar="K", min=1, help="Which round, from 1. [default: the last]")
     ] = None,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Compare what was sent upstream with what the client sent."""
-    services: Services = context.obj
-    found = read_session(
-        *(services, data, config, session),
-        lambda log, settings, id: load_difference(log, id, n, services.build_tally(settings), k and k - 1),
-    )
-    typer.echo(write_json(describe_difference(found)) if as_json else format_difference(found), nl=False)
+
+    async def query(log: LogReader, settings: Settings, session: str) -> bytes | str:
+        row = await find_exchange(log, session, n)
+        found = await load_difference(log, row, called.services.build_tally(settings), k and k - 1)
+        return write_json(found) if called.as_json else format_difference(found, len(row.rounds))
+
+    typer.echo(read_session(called, session, query), nl=False)
 
 
+@offers(*READS)
 def handoff(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     branch: BranchOption = "",
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Write a conversation for another client to continue."""
-    services: Services = context.obj
-    found = read_session(services, data, config, session, lambda log, _, id: load_handoff(log, id, branch))
+    found = read_session(called, session, lambda log, _, id: load_handoff(log, id, branch))
     typer.echo(make_plain(write_handoff(found)).encode("utf-8", "replace"), nl=False)
 
 
+@offers("as_json", *READS)
 def summaries(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """List a session's summaries as a tree."""
-    services: Services = context.obj
-    found = read_session(services, data, config, session, lambda log, _, id: load_summaries(log, id))
-    typer.echo(write_json(describe_summaries(found)) if as_json else format_summaries(found), nl=not as_json)
+    found = read_session(called, session, lambda log, _, id: load_summaries(log, id))
+    typer.echo(
+        write_json(describe_summaries(found)) if called.as_json else format_summaries(found), nl=not called.as_json
+    )
 
 
-def format_difference(found: Difference) -> str:
+def format_difference(found: DifferenceDocument, rounds: int = 1) -> str:
     """Format a difference: `-` marks the client's messages, `+` ours; messages that were sent unchanged are counted.
 
-    The client's messages are cut to 80 columns, ours are whole.
+    The client's messages are cut to 80 columns, ours are whole. The exchange has so many rounds.
     """
-    head = f"exchange {found.row.n} of session {found.row.session}"
-    if len(found.row.rounds) > 1:
-        head += f", round {found.round.k + 1} of {len(found.row.rounds)}"
-    if found.is_equal:
+    head = f"exchange {found.n} of session {found.session}"
+    if rounds > 1:
+        head += f", round {found.k + 1} of {rounds}"
+    if not found.is_modified:
         return make_plain(f"{head}: sent as the client sent it, byte for byte\n")
     lines = [f"{head}: {found.kept} of {found.messages} messages sent unchanged"]
-    if found.round.plan is not None:
-        lines += format_plan(found.round.plan)
-    for name, client, sent in found.members:
-        lines += ("", f"@@ {name}", f"- {_format_member(client)}", f"+ {_format_member(sent)}")
+    if found.plan is not None:
+        lines += format_plan(found.plan)
+    for each in found.members:
+        lines += ("", f"@@ {each.name}", f"- {_format_member(each.client)}", f"+ {_format_member(each.sent)}")
     for change in found.changes:
         lines += _format_change(change)
     return make_plain("\n".join(lines)) + "\n"
 
 
-def _format_change(change: Change) -> Iterator[str]:
+def _format_change(change: ChangeDocument) -> Iterator[str]:
     last = change.stop - 1
     if not change.client:
         where = f"before message {change.start}"
@@ -129,13 +131,13 @@ def _format_change(change: Change) -> Iterator[str]:
         yield from (f"+   {line}" for line in side.text.splitlines())
 
 
-def _format_side(side: Side) -> str:
+def _format_side(side: SideDocument) -> str:
     calls = f", calls {', '.join(side.calls)}" if side.calls else ""
     return f"{side.role} ({side.tokens} tokens{calls})"
 
 
-def _format_member(raw: bytes) -> str:
-    return shorten(raw.decode("utf-8", "replace"), WIDTH - 2) if raw else "(absent)"
+def _format_member(text: str | None) -> str:
+    return "(absent)" if text is None else shorten(text, WIDTH - 2)
 
 
 def format_summaries(found: Sequence[Summary]) -> str:

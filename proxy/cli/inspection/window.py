@@ -2,26 +2,28 @@
 
 from collections.abc import Sequence
 
+<<<<<<< HEAD:proxy/cli/views/window.py
+from proxy.cli.formatting import show
+from proxy.cli.services import READS, Invocation, SessionArgument, offers
+=======
 import typer
 
+from proxy.cli.inspection.naming import read_session
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/window.py
 from proxy.cli.terminal import (
     PLAIN,
     Cell,
     Column,
     Screen,
     Styled,
-    find_screen,
     format_share,
     format_tokens,
     render_table,
     wrap,
-    write,
 )
-from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.documents import write_json
 from proxy.read.window import Window, load_window
 
 _SENT, _HELD, _FREE = "█", "▒", "·"
@@ -37,25 +39,18 @@ _COLUMNS = (
 )
 
 
+@offers("as_json", *READS)
 def show_window(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Show what fills the context window of a session."""
-    services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings, id: str) -> Window:
-        return await load_window(log, id, await services.load_savings_inputs(settings), services.build_tally(settings))
+        inputs, tally = await called.services.load_savings_inputs(settings), called.services.build_tally(settings)
+        return await load_window(log, id, inputs, tally)
 
-    found = read_session(services, data, config, session, query)
-    screen = find_screen()
-    if as_json:
-        typer.echo(write_json(found), nl=False)
-    else:
-        write(format_window(found, screen), screen)
+    show(called, read_session(called, session, query), format_window)
 
 
 def format_window(found: Window, screen: Screen = PLAIN) -> str:

@@ -10,21 +10,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from proxy.cli.inspection.naming import find_for_server
 from proxy.cli.services import (
+    ASKS,
     MAX_NUMBER,
-    ConfigOption,
-    DataOption,
-    HostOption,
-    JsonOption,
-    PortOption,
+    Invocation,
     ServerRefused,
     Services,
     SessionArgument,
-    TokenOption,
     ask,
     find_reason,
     list_items,
-    load_server_settings,
+    offers,
     parse_object,
 )
 from proxy.cli.terminal import (
@@ -39,7 +36,6 @@ from proxy.cli.terminal import (
     wrap,
     write,
 )
-from proxy.cli.views.naming import find_for_server
 from proxy.config import Settings
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import NotFound, StoreUnavailable
@@ -76,8 +72,9 @@ NewestOption = Annotated[bool, typer.Option("--newest", help="The newest message
 TipOption = Annotated[str, typer.Option("--branch", metavar="BRANCH", help="With --newest: the branch, by its id.")]
 
 
+@offers("as_json", *ASKS)
 def revert(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     epoch: Annotated[
         int | None,
@@ -86,25 +83,20 @@ def revert(
         ),
     ] = None,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and change nothing.")] = False,
-    as_json: JsonOption = False,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Undo an epoch: send again what it replaced."""
-    settings = load_server_settings(config, data, host, port, admin_token)
-    services: Services = context.obj
-    session = find_for_server(services, data, config, host, session)
+    settings, services = called.load_server_settings(), called.services
+    session = find_for_server(called, session)
     n = _find_epoch(services, settings, session, epoch)
     query = {"dry_run": "true"} if is_dry else {}
     content, found = ask(services, settings, f"/sessions/{session}/epochs/{n}/revert", method="POST", query=query)
-    if as_json:
+    if called.as_json:
         typer.echo(content, nl=False)
         return
     price = found["price"]
-    amounts = None if host is not None else _find_amounts(services, settings, session, (price["once"], price["each"]))
+    amounts = (
+        None if called.host is not None else _find_amounts(services, settings, session, (price["once"], price["each"]))
+    )
     typer.echo(format_reversion(found, n, amounts or (None, None), find_screen()))
 
 
@@ -166,24 +158,18 @@ def _format_price(tokens: float, money: float | None) -> str:
     return said if money is None else f"{format_money(money)} ({said})"
 
 
+@offers("as_json", *ASKS)
 def pin(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     n: CallArgument = None,
     place: PlaceArgument = None,
     newest: NewestOption = False,
     branch: TipOption = "",
-    as_json: JsonOption = False,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Keep a message word for word, or list those that are kept."""
-    settings = load_server_settings(config, data, host, port, admin_token)
-    services: Services = context.obj
-    session = find_for_server(services, data, config, host, session)
+    settings, services = called.load_server_settings(), called.services
+    session = find_for_server(called, session)
     path, chosen = f"/sessions/{session}/pins", _choose_message(n, place, branch, newest=newest)
     if chosen:
         content, found = ask(services, settings, path, method="POST", query=chosen)
@@ -191,29 +177,23 @@ def pin(
     else:
         content, found = ask(services, settings, path)
         text = format_pins(list_items(found), find_screen())
-    if as_json:
+    if called.as_json:
         typer.echo(content if chosen else write_json(list_items(found)), nl=False)
     else:
         write(text, find_screen())
 
 
+@offers("as_json", *ASKS)
 def unpin(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     name: Annotated[str, typer.Argument(metavar="PIN", help="The pin, as `pin SESSION` lists it.")] = "",
     newest: NewestOption = False,
     branch: TipOption = "",
-    as_json: JsonOption = False,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Keep a pinned message word for word no longer."""
-    settings = load_server_settings(config, data, host, port, admin_token)
-    services: Services = context.obj
-    session = find_for_server(services, data, config, host, session)
+    settings, services = called.load_server_settings(), called.services
+    session = find_for_server(called, session)
     path = f"/sessions/{session}/pins"
     if newest == bool(name):
         raise typer.BadParameter("say which: a PIN as `palimpsest pin SESSION` lists it, or --newest")
@@ -224,7 +204,7 @@ def unpin(
     )
     _, found = ask(services, settings, path, method="DELETE", query=chosen)
     left = list_items(found)
-    typer.echo(write_json(left) if as_json else f"Unpinned. {format_pins(left)}", nl=not as_json)
+    typer.echo(write_json(left) if called.as_json else f"Unpinned. {format_pins(left)}", nl=not called.as_json)
 
 
 def _choose_message(n: int | None, place: int | None, branch: str, *, newest: bool) -> dict[str, str]:
@@ -264,8 +244,9 @@ def format_pins(found: Sequence[Mapping[str, Any]], screen: Screen = PLAIN) -> s
     return f"{many} sent word for word: {format_tokens(tokens)} tokens.\n\n{render_table(_PIN_COLUMNS, rows, screen)}"
 
 
+@offers("as_json", *ASKS)
 def compact(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     model: Annotated[str, typer.Option(help="The model that writes the summary. [default: as in the settings]")] = "",
     prompt: Annotated[
@@ -281,24 +262,17 @@ def compact(
         str, typer.Option(metavar="BRANCH", help="The branch: its id or a prefix of it. [default: the newest]")
     ] = "",
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
-    as_json: JsonOption = False,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Summarise a session now, by the running server."""
-    settings = load_server_settings(config, data, host, port, admin_token)
-    services: Services = context.obj
+    settings, services = called.load_server_settings(), called.services
     options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
-    id = find_for_server(services, data, config, host, session)
+    id = find_for_server(called, session)
     asked: dict[str, Any] = {"method": "POST", "query": {"dry_run": "true"}} if is_dry else {}
     status, content = services.ask_server(settings, f"/sessions/{id}/compact", msgspec.json.encode(options), **asked)
     response = parse_object(content)
     if "session" not in response:
         raise ServerRefused(find_reason(status, response))
-    if as_json:
+    if called.as_json:
         typer.echo(content, nl=False)
     elif is_dry:
         typer.echo(make_plain(format_preview(response, find_screen())))

@@ -1,11 +1,12 @@
 """The body of a response, written from an answer that is known already: one recorded elsewhere, or in a transcript."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from proxy.model.exchange import Usage
 from proxy.model.results import FinishReason
+from proxy.wire.format import Format
 from proxy.wire.json_values import list_elements, read_member
 
 _CHAT: Mapping[FinishReason, str] = {"stop": "stop", "max_tokens": "length", "tool_use": "tool_calls", "error": "error"}
@@ -21,7 +22,7 @@ Value = dict[str, object]
 
 
 def write_response(
-    wire: str,
+    form: Format,
     answer: Sequence[bytes],
     *,
     number: str,
@@ -34,13 +35,8 @@ def write_response(
 
     Without a `finish` it is that of an answer which ends by itself, or has tools called. `more` are members of ours.
     """
-    if wire == "responses":
-        value = _write_responses(answer, number, finish)
-    elif wire == "anthropic_messages":
-        value = _write_messages(answer, number, finish)
-    else:
-        value = _write_chat(answer, number, finish)
-    whole = {**value, "model": model, "usage": _write_usage(wire, usage), **(more or {})}
+    write, count = _WRITERS[form.name]
+    whole = {**write(answer, number, finish), "model": model, "usage": count(usage), **(more or {})}
     return msgspec.json.encode(whole)
 
 
@@ -73,25 +69,41 @@ def _write_chat(answer: Sequence[bytes], number: str, finish: FinishReason | Non
     return {"id": f"chatcmpl-{number}", "object": "chat.completion", "choices": [choice]}
 
 
-def _write_usage(wire: str, usage: Usage) -> Value:
-    whole, output, read, written = usage.input or 0, usage.output or 0, usage.cached, usage.written
-    if wire == "anthropic_messages":
-        parts = {"cache_read_input_tokens": read or 0, "cache_creation_input_tokens": written or 0}
-        return {"input_tokens": whole - sum(parts.values()), "output_tokens": output, **parts}
-    counts = {"cached_tokens": read} if read is not None else {}
-    if wire == "responses":
-        counts |= {"cache_write_tokens": written} if written else {}
-        return {
-            "input_tokens": whole,
-            "output_tokens": output,
-            "total_tokens": whole + output,
-            "input_tokens_details": counts,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
-        }
-    counts |= {"cache_write_tokens": written} if written else {}
+def _count_chat(usage: Usage) -> Value:
+    whole, output = usage.input or 0, usage.output or 0
     return {
         "prompt_tokens": whole,
         "completion_tokens": output,
         "total_tokens": whole + output,
-        "prompt_tokens_details": counts,
+        "prompt_tokens_details": _count_cached(usage),
     }
+
+
+def _count_responses(usage: Usage) -> Value:
+    whole, output = usage.input or 0, usage.output or 0
+    return {
+        "input_tokens": whole,
+        "output_tokens": output,
+        "total_tokens": whole + output,
+        "input_tokens_details": _count_cached(usage),
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
+    }
+
+
+def _count_cached(usage: Usage) -> Value:
+    counts: Value = {"cached_tokens": usage.cached} if usage.cached is not None else {}
+    return counts | ({"cache_write_tokens": usage.written} if usage.written else {})
+
+
+def _count_messages(usage: Usage) -> Value:
+    parts = {"cache_read_input_tokens": usage.cached or 0, "cache_creation_input_tokens": usage.written or 0}
+    return {"input_tokens": (usage.input or 0) - sum(parts.values()), "output_tokens": usage.output or 0, **parts}
+
+
+_WRITERS: Mapping[
+    str, tuple[Callable[[Sequence[bytes], str, FinishReason | None], Value], Callable[[Usage], Value]]
+] = {
+    "chat_completions": (_write_chat, _count_chat),
+    "responses": (_write_responses, _count_responses),
+    "anthropic_messages": (_write_messages, _count_messages),
+}

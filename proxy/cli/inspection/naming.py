@@ -1,13 +1,12 @@
 """Which session is meant: by its id or a prefix of it, by its name, or by its client, whose newest session that is."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from proxy.cli.formatting import format_count
-from proxy.cli.services import Services
+from proxy.cli.services import Invocation
 from proxy.cli.terminal import make_plain
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
@@ -56,30 +55,24 @@ async def _list_of_client(log: LogReader, text: str) -> Sequence[SessionRow]:
     return found
 
 
-def read_session(
-    services: Services,
-    data: Path | None,
-    config: Path | None,
-    session: str,
-    query: "Callable[[Log, Settings, str], Awaitable[T]]",
-) -> T:
+def read_session(called: Invocation, session: str, query: "Callable[[Log, Settings, str], Awaitable[T]]") -> T:
     """Return what `query` finds in the log of the session that is meant, which it is given by its id."""
 
     async def find(log: "Log", settings: Settings) -> T:
         return await query(log, settings, await find_named(log, session))
 
-    return services.read_with_settings(data, config, find)
+    return called.read(find)
 
 
-def find_for_server(services: Services, data: Path | None, config: Path | None, host: str | None, session: str) -> str:
+def find_for_server(called: Invocation, session: str) -> str:
     """Return the id of the session that is meant, for the server that runs on the data directory.
 
     Another server's log cannot be read here: it is asked by what the user has written, which may be an id or a name.
     """
-    if host is not None:
+    if called.host is not None:
         return session
     try:
-        return read_session(services, data, config, session, _return_id)
+        return read_session(called, session, _return_id)
     except (NotFound, StoreUnavailable):
         return session
 

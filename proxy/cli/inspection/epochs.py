@@ -2,29 +2,31 @@
 
 from collections.abc import Sequence
 
+<<<<<<< HEAD:proxy/cli/views/epochs.py
+from proxy.cli.formatting import format_count, show
+from proxy.cli.services import READS, Invocation, SessionArgument, offers
+=======
 import typer
 
 from proxy.cli.formatting import format_count
+from proxy.cli.inspection.naming import read_session
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/epochs.py
 from proxy.cli.terminal import (
     PLAIN,
     Cell,
     Column,
     Screen,
     Styled,
-    find_screen,
     format_local,
     format_money,
     format_tokens,
     paint_money,
     render_table,
     wrap,
-    write,
 )
-from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import read_view
 from proxy.read.timeline import EpochSummary, load_epochs
 
@@ -46,25 +48,17 @@ _NONE = (
 )
 
 
+@offers("as_json", *READS)
 def epochs(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Tell when what is sent of a session was rewritten, and why."""
-    services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings, id: str) -> list[EpochSummary]:
-        return await load_epochs(log, id, await services.load_savings_inputs(settings))
+        return await load_epochs(log, id, await called.services.load_savings_inputs(settings))
 
-    found = read_session(services, data, config, session, query)
-    screen = find_screen()
-    if as_json:
-        typer.echo(write_json(found), nl=False)
-    else:
-        write(format_epochs(found, screen), screen)
+    show(called, read_session(called, session, query), format_epochs)
 
 
 def format_epochs(found: Sequence[EpochSummary], screen: Screen = PLAIN) -> str:

@@ -3,19 +3,26 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
+<<<<<<< HEAD:proxy/cli/views/costs.py
+from proxy.cli.formatting import format_amount, format_cost, format_count, show
+from proxy.cli.services import READS, Invocation, SessionArgument, offers
+=======
 from proxy.cli.formatting import format_amount, format_cost, format_count
+from proxy.cli.inspection.naming import read_session
+from proxy.cli.inspection.sessions import ID_DIGITS, tell_saving
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
+>>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/costs.py
 from proxy.cli.terminal import (
     PLAIN,
     Cell,
     Column,
     Screen,
     Styled,
-    find_screen,
     format_local,
     format_money,
     format_share,
@@ -25,14 +32,10 @@ from proxy.cli.terminal import (
     render_table,
     shorten,
     wrap,
-    write,
 )
-from proxy.cli.views.naming import read_session
-from proxy.cli.views.sessions import ID_DIGITS, tell_saving
 from proxy.config import Settings
 from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS, LogReader
-from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import ProxyError
 from proxy.model.log import ExchangeRow, Selection
 from proxy.read.cache import CacheReport, load_cache
@@ -72,26 +75,18 @@ _UNITS = {
 }
 
 
+@offers("as_json", *READS)
 def cache(
-    context: typer.Context,
+    called: Invocation,
     session: SessionArgument,
     is_whole: Annotated[bool, typer.Option("--all", help="List the calls that missed nothing, too.")] = False,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Tell why calls missed the provider's cache."""
-    services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings, id: str) -> CacheReport:
-        return await load_cache(log, id, await services.load_savings_inputs(settings))
+        return await load_cache(log, id, await called.services.load_savings_inputs(settings))
 
-    found = read_session(services, data, config, session, query)
-    screen = find_screen()
-    if as_json:
-        typer.echo(write_json(found), nl=False)
-    else:
-        write(format_cache(found, screen, is_whole=is_whole), screen)
+    show(called, read_session(called, session, query), partial(format_cache, is_whole=is_whole))
 
 
 def format_cache(found: CacheReport, screen: Screen = PLAIN, *, is_whole: bool = False) -> str:
@@ -144,21 +139,14 @@ def _tell_cache(found: CacheReport) -> str:
     return f"{said}." if found.saved is None else f"{said}. {tell_saving(found.saved)}"
 
 
-def savings(
-    context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
-) -> None:
+@offers("as_json", *READS)
+def savings(called: Invocation) -> None:
     """Tell what managing saved or lost."""
-    services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings) -> SavingsReport:
-        return await load_savings(log, await services.load_savings_inputs(settings))
+        return await load_savings(log, await called.services.load_savings_inputs(settings))
 
-    found = services.read_with_settings(data, config, query)
-    screen = find_screen()
-    if as_json:
-        typer.echo(write_json(found), nl=False)
-    else:
-        write(format_savings(found, screen), screen)
+    show(called, called.read(query), format_savings)
 
 
 def format_savings(found: SavingsReport, screen: Screen = PLAIN) -> str:
@@ -237,12 +225,12 @@ def _list_notes(found: SavingsReport) -> Iterator[str]:
         yield f"Of {blind:,} no response reported cached tokens: all their input counts as uncached."
 
 
-def statusline(context: typer.Context, data: DataOption = None, config: ConfigOption = None) -> None:
+@offers(*READS)
+def statusline(called: Invocation) -> None:
     """Write one line for a client's status line.
 
     Claude Code names its session in JSON on standard input; else it is the one with the newest call.
     """
-    services: Services = context.obj
     name = "" if sys.stdin.isatty() else _read_session_name(sys.stdin.read())
 
     async def query(log: LogReader, settings: Settings) -> str:
@@ -251,11 +239,11 @@ def statusline(context: typer.Context, data: DataOption = None, config: ConfigOp
             return "no call yet"
         row = rows[0]
         calls = await log.list_calls(row.id, max(0, row.recorded - _STATUS_CALLS), _STATUS_CALLS)
-        return format_status(calls, await load_saving(log, row.id, await services.load_savings_inputs(settings)))
+        return format_status(calls, await load_saving(log, row.id, await called.services.load_savings_inputs(settings)))
 
     # A client shows what is written, and nothing of a command that fails.
     try:
-        text = services.read_with_settings(data, config, query)
+        text = called.read(query)
     except ProxyError as error:
         text = shorten(str(error), _LONGEST_STATUS)
     typer.echo(make_plain(f"palimpsest: {text}"))

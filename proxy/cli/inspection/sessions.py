@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from proxy.cli.formatting import format_amount, format_count, order_children
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services
+from proxy.cli.services import READS, Invocation, offers
 from proxy.cli.terminal import (
     PLAIN,
     Cell,
@@ -53,8 +53,9 @@ _COLUMNS = (
 )
 
 
+@offers("as_json", *READS)
 def sessions(
-    context: typer.Context,
+    called: Invocation,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     family: Annotated[
         str, typer.Option(metavar="NAME", help="Only sessions whose name, as the client sent it, has this prefix.")
@@ -62,21 +63,17 @@ def sessions(
     parent: Annotated[
         str, typer.Option(metavar="SESSION", help="Only sessions started by the session whose id has this prefix.")
     ] = "",
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """List sessions, the newest call first."""
-    services: Services = context.obj
     selection = Selection(family, parent)
 
     async def query(log: LogReader, settings: Settings) -> tuple[list[SessionSummary], int]:
-        rows, inputs = await list_matching(log, limit, selection), await services.load_savings_inputs(settings)
+        rows, inputs = await list_matching(log, limit, selection), await called.services.load_savings_inputs(settings)
         return await summarize_sessions(log, rows, inputs), inputs.now_ms()
 
-    found, now_ms = services.read_with_settings(data, config, query)
+    found, now_ms = called.read(query)
     screen = find_screen()
-    if as_json:
+    if called.as_json:
         typer.echo(write_json(found), nl=False)
     elif not found and (family or parent):
         typer.echo("No session matches; without --family and --parent all are listed.")
@@ -89,8 +86,8 @@ def format_sessions(found: Sequence[SessionSummary], now_ms: int, screen: Screen
     if not found:
         return _EMPTY
     rows: list[Sequence[Cell]] = []
-    for each, level in order_children(found):
-        lead = "  " * (level - 1) + "└ " * bool(level)
+    for each, depth in order_children(found):
+        lead = "  " * (depth - 1) + "└ " * bool(depth)
         is_live = each.status == "live"
         rows.append(
             (

@@ -2,32 +2,32 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import typer
 
 from proxy.cli.formatting import format_count, make_plain
+from proxy.cli.inspection.naming import find_named
 from proxy.cli.logs import CommandIndex, Log
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption, load_server_settings
+from proxy.cli.services import READS, Invocation, Services, offers
 from proxy.cli.terminal import format_local
-from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
-from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import StoreUnavailable
-from proxy.model.search import Hit, IndexHealth, SearchAnswer, Visibility
+from proxy.model.search import IndexHealth, Visibility
 from proxy.read.search import (
     DEFAULT_LIMIT,
     KINDS,
     MOST_HITS,
     MOST_TOKENS,
     ROLES,
+    AnswerDocument,
+    HitDocument,
+    LogSearch,
     SearchRequest,
-    describe_answer,
-    search_log,
 )
 
 _ID_DIGITS = 12
@@ -35,15 +35,9 @@ _OK = 200
 _SEEN: Mapping[Visibility, str] = {"sent": "sent", "in_short": "in short", "not_sent": "not sent"}
 
 
-class Found(NamedTuple):
-    """What a search found, and of each hit whether the model sees it now."""
-
-    answer: SearchAnswer
-    visible: Sequence[Visibility | None]
-
-
+@offers("as_json", *READS)
 def search(
-    context: typer.Context,
+    called: Invocation,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for: any text.")],
     session: Annotated[
         str,
@@ -68,44 +62,35 @@ def search(
     tokens: Annotated[
         int | None, typer.Option(min=1, max=MOST_TOKENS, help="Fill the answer with lines up to so many tokens.")
     ] = None,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Find what was said and done, in all sessions."""
-    services: Services = context.obj
 
-    async def find(log: Log, index: CommandIndex) -> Found:
+    async def find(log: Log, index: CommandIndex) -> AnswerDocument:
         await log.list_sessions(1)  # raises where there is no log: an index alone finds nothing
         id = await find_named(log, session) if session else ""
-        request = SearchRequest(query, id, kind, role, tool, since, until, branch, sender, limit, tokens)
-        answer = await search_log(log, index, request, time.time_ns() // 1_000_000)
-        return Found(answer, await VisibilityReader(log, index).judge(answer.hits))
+        request = SearchRequest(query, id, branch, kind, role, sender, tool, since, until, limit, tokens)
+        return await LogSearch(log, index).search(request, time.time_ns() // 1_000_000)
 
     with suppress(StoreUnavailable):  # a running server indexes by itself
-        services.update_index(load_settings(config, {"data": data}), _show_progress)
-    found = services.search(data, config, find)
-    typer.echo(write_json(describe_answer(*found)) if as_json else make_plain(_format_answer(*found)), nl=False)
+        called.services.update_index(load_settings(called.config, {"data": called.data}), _show_progress)
+    found = called.search(find)
+    typer.echo(write_json(found) if called.as_json else make_plain(_format_answer(found)), nl=False)
 
 
+@offers("as_json", "admin_token", *READS)
 def index(
-    context: typer.Context,
+    called: Invocation,
     is_rebuilt: Annotated[bool, typer.Option("--rebuild", help="Make it anew from the log.")] = False,
-    as_json: JsonOption = False,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Bring the index for search up to date, or make it anew."""
-    services: Services = context.obj
-    settings = load_server_settings(config, data, None, None, admin_token)
-    if not services.find_server(settings):
-        health = services.update_index(settings, _show_progress, is_rebuilt=is_rebuilt)
+    settings = called.load_server_settings()
+    if not called.services.find_server(settings):
+        health = called.services.update_index(settings, _show_progress, is_rebuilt=is_rebuilt)
     elif is_rebuilt:
-        health = _ask_server(services, settings)
+        health = _ask_server(called.services, settings)
     else:
-        health = services.search(data, config, lambda log, found: found.look())
-    typer.echo(write_json(health) if as_json else make_plain(_format_index(health)), nl=False)
+        health = called.search(lambda log, found: found.look())
+    typer.echo(write_json(health) if called.as_json else make_plain(_format_index(health)), nl=False)
 
 
 def _ask_server(services: Services, settings: Settings) -> IndexHealth:
@@ -127,8 +112,8 @@ def _format_index(health: IndexHealth) -> str:
     return f"the index is {state} ({health.size} bytes)\n"
 
 
-def _format_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -> str:
-    lines = [line for hit, each in zip(answer.hits, visible, strict=True) for line in _format_hit(hit, each)]
+def _format_answer(answer: AnswerDocument) -> str:
+    lines = [line for hit in answer.hits for line in _format_hit(hit)]
     if not answer.hits:
         lines.append("nothing was found")
     if answer.behind:
@@ -138,9 +123,9 @@ def _format_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -
     return "\n".join([*lines, ""])
 
 
-def _format_hit(hit: Hit, visibility: Visibility | None) -> list[str]:
+def _format_hit(hit: HitDocument) -> list[str]:
     who = " ".join(filter(None, (hit.role, hit.sender, hit.kind, hit.tool)))
     head = f"ref:{hit.reference}  {format_local(hit.at_ms)}  {hit.session[:_ID_DIGITS]} call {hit.n}  {who}"
-    if visibility is not None:
-        head += f"  {_SEEN[visibility]}"
+    if hit.visibility is not None:
+        head += f"  {_SEEN[hit.visibility]}"
     return [head, *(f"    {line}" for line in hit.snippet.splitlines()), ""]

@@ -85,17 +85,17 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 577_636, 333_215
+MOST_TOKENS, MOST_CORE_TOKENS = 575_936, 332_340
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_557,
     "proxy/cli": 34_714,
     "proxy/config": 6_131,
     "proxy/context": 74_316,
-    "proxy/demo": 6_677,
-    "proxy/doctor": 4_924,
-    "proxy/engine": 180_546,
-    "proxy/model": 12_997,
-    "proxy/read": 27_428,
+    "proxy/demo": 6_652,
+    "proxy/doctor": 4_914,
+    "proxy/engine": 180_560,
+    "proxy/model": 13_060,
+    "proxy/read": 26_672,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_683,
     "proxy/server": 28_220,

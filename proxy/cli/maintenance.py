@@ -10,13 +10,8 @@ from typing import Annotated
 import typer
 
 from proxy.cli.formatting import make_plain
-<<<<<<< HEAD
-from proxy.cli.services import READS, BranchOption, Invocation, SessionArgument, offers
-from proxy.cli.views.naming import read_session
-=======
 from proxy.cli.inspection.naming import read_session
-from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
+from proxy.cli.services import READS, BranchOption, Invocation, SessionArgument, offers
 from proxy.config import ConfigError, Settings, find_memory_folder, load_settings
 from proxy.config.reference import make_schema, render_example
 from proxy.engine.memory.files import load_files

@@ -38,12 +38,7 @@ from proxy.cli.serve import (
     ModeOption,
     name_upstream,
 )
-<<<<<<< HEAD
 from proxy.cli.services import ConfigOption, DataOption, Invocation, Services
-from proxy.cli.views.costs import format_net
-=======
-from proxy.cli.services import ConfigOption, DataOption, Services
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader

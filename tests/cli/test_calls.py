@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.inspection.calls import CallText, format_call_text, load_call_text
+from proxy.cli.inspection.calls import format_call_text, load_call_text
 from proxy.cli.terminal import PLAIN
-<<<<<<< HEAD
-from proxy.cli.views.calls import format_call_text, load_call_text
-=======
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
 from proxy.model.messages import Message, ToolCall
 from proxy.read.dialogue import CallMessages
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog

@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.app import serve_mcp
-<<<<<<< HEAD
-from proxy.cli.services import Invocation
-from proxy.cli.views.changes import format_compaction
-=======
 from proxy.cli.inspection.changes import format_compaction
-from proxy.cli.services import load_server_settings
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766
+from proxy.cli.services import Invocation
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call, call_with, call_without_log

@@ -8,15 +8,10 @@ from typing import Annotated
 
 import typer
 
-<<<<<<< HEAD:proxy/cli/views/costs.py
 from proxy.cli.formatting import format_amount, format_cost, format_count, show
-from proxy.cli.services import READS, Invocation, SessionArgument, offers
-=======
-from proxy.cli.formatting import format_amount, format_cost, format_count
 from proxy.cli.inspection.naming import read_session
 from proxy.cli.inspection.sessions import ID_DIGITS, tell_saving
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/costs.py
+from proxy.cli.services import READS, Invocation, SessionArgument, offers
 from proxy.cli.terminal import (
     PLAIN,
     Cell,

@@ -10,25 +10,8 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import WIDTH, format_count, make_plain, shorten
-<<<<<<< HEAD:proxy/cli/views/memory.py
-from proxy.cli.services import READS, BranchOption, Invocation, SessionArgument, find_reason, offers, parse_object
-=======
 from proxy.cli.inspection.naming import find_for_server, read_session
-from proxy.cli.services import (
-    BranchOption,
-    ConfigOption,
-    DataOption,
-    HostOption,
-    JsonOption,
-    PortOption,
-    Services,
-    SessionArgument,
-    TokenOption,
-    find_reason,
-    load_server_settings,
-    parse_object,
-)
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/memory.py
+from proxy.cli.services import READS, BranchOption, Invocation, SessionArgument, find_reason, offers, parse_object
 from proxy.cli.terminal import format_local
 from proxy.config import Settings
 from proxy.context.conversation import SnapshotPolicy
@@ -83,14 +66,8 @@ def memory(
     reset: Annotated[bool, typer.Option("--reset", help="Forget all items so far; the log keeps everything.")] = False,
 ) -> None:
     """Show what is remembered of a session, or change that."""
-<<<<<<< HEAD:proxy/cli/views/memory.py
-    if view is not None and view not in _VIEWS:
-        raise typer.BadParameter(f"is one of {', '.join(_VIEWS)}", param_hint="--type")
-=======
-    services: Services = context.obj
     if item_type is not None and item_type not in _TYPES:
         raise typer.BadParameter(f"is one of {', '.join(_TYPES)}", param_hint="--type")
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/memory.py
     if when not in _WHEN:
         raise typer.BadParameter(f"is one of {', '.join(_WHEN)}", param_hint="--when")
     wanted = {"branch": branch, "when": when} if compact else None
@@ -109,13 +86,8 @@ def memory(
     if not asked:
 
         async def query(log: MemoryReader, settings: Settings, session: str) -> bytes:
-<<<<<<< HEAD:proxy/cli/views/memory.py
-            chosen = _Chosen(session, view or "", turn, limit, branch)
-            return await _render(log, chosen, settings.snapshot, as_json=called.as_json)
-=======
             chosen = _Chosen(session, item_type or "", turn, limit, branch)
-            return await _render(log, chosen, settings.snapshot, as_json=as_json)
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/memory.py
+            return await _render(log, chosen, settings.snapshot, as_json=called.as_json)
 
         typer.echo(read_session(called, session, query), nl=False)
 

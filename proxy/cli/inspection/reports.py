@@ -14,15 +14,10 @@ from proxy.cli.formatting import (
     make_plain,
     shorten,
 )
-<<<<<<< HEAD:proxy/cli/views/reports.py
+from proxy.cli.inspection.naming import read_session
 from proxy.cli.services import MAX_NUMBER, READS, BranchOption, Invocation, SessionArgument, offers
-from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-=======
-from proxy.cli.inspection.naming import read_session
-from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/reports.py
 from proxy.engine.recorded.documents import write_json
 from proxy.engine.recorded.lookup import find_exchange
 from proxy.model.epoch import Summary

@@ -7,14 +7,10 @@ import typer
 from msgspec.structs import asdict
 
 from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_amount, format_cost, format_count, format_plan
-<<<<<<< HEAD:proxy/cli/views/show.py
-from proxy.cli.services import MAX_NUMBER, READS, Invocation, SessionArgument, offers
-=======
 from proxy.cli.inspection.calls import format_call_text, load_call_text
 from proxy.cli.inspection.naming import read_session
 from proxy.cli.inspection.sessions import tell_saving
-from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/show.py
+from proxy.cli.services import MAX_NUMBER, READS, Invocation, SessionArgument, offers
 from proxy.cli.terminal import (
     PLAIN,
     UNKNOWN,

@@ -2,15 +2,9 @@
 
 from collections.abc import Sequence
 
-<<<<<<< HEAD:proxy/cli/views/window.py
 from proxy.cli.formatting import show
-from proxy.cli.services import READS, Invocation, SessionArgument, offers
-=======
-import typer
-
 from proxy.cli.inspection.naming import read_session
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
->>>>>>> 26beebd17fbabf0a73c46b40aba61dc4f5a4b766:proxy/cli/inspection/window.py
+from proxy.cli.services import READS, Invocation, SessionArgument, offers
 from proxy.cli.terminal import (
     PLAIN,
     Cell,

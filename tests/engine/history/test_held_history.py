@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.recorded.lookup import load_part
 from proxy.model.errors import (
     BadRequest,
@@ -23,6 +24,7 @@ from proxy.model.log import ArchiveHealth
 from tests.store.samples import make_outcome
 from tests.support.engine import JSON, RecordingClient, ScriptedResponse, wait_out
 from tests.support.holding import WIRES, HeldClient, Wire, answer, result, user
+from tests.support.loops import put_forward
 
 Open = Callable[..., Awaitable[HeldClient]]
 
@@ -470,19 +472,23 @@ async def test_what_was_erased_or_cannot_be_read_goes_nowhere(
     assert len(held.upstream.calls) == 1
 
 
-async def test_a_log_that_says_nothing_in_time_is_not_waited_for(
-    open_client: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_that_says_nothing_in_time_is_not_waited_for(open_client: Open) -> None:
+    asked = asyncio.Event()
+
     async def hang(_: str) -> bytes:
+        asked.set()
         await asyncio.Event().wait()
         return b""
 
-    monkeypatch.setattr("proxy.engine.history.held.LOG_SECONDS", 0.01)
     held = await open_client()
     await held.call([user("a")], history="new")
     await held.reopen()
     held.log.load_request = hang
-    expect(await held.call([user("b")]), StoreUnavailable, "in time")
+    task, client = held.begin([user("b")])
+    await asked.wait()
+    await put_forward(LOG_SECONDS)
+    await wait_out(task)
+    expect(client, StoreUnavailable, "in time")
 
 
 @pytest.mark.parametrize("coding", ["", "gzip", "rot13"])

@@ -257,7 +257,7 @@ class Workshop(Engine):
     @property
     def session(self) -> str:
         """The only session's id."""
-        (only,) = {opening.session.id for opening in self.log.of(Opening)}
+        (only,) = {str(opening.session.id) for opening in self.log.of(Opening)}
         return only
 
     @property
@@ -270,12 +270,12 @@ class Workshop(Engine):
     @property
     def summaries(self) -> list[Summary]:
         """All in the log, oldest first."""
-        return self.log.of(Summary)
+        return list(self.log.of(Summary))
 
     @property
     def epochs(self) -> list[Any]:
         """All in the log, oldest first."""
-        return self.log.of(Epoch)
+        return list(self.log.of(Epoch))
 
 
 def record_usage(budget: SpendBudget, session: str, usage: Usage) -> None:

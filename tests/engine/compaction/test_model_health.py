@@ -139,7 +139,7 @@ def test_one_request_is_left_to_the_client(world: World) -> None:
 
 @pytest.mark.parametrize(("fields", "seconds"), [({"x_ratelimit_reset_tokens": "10s"}, 10), ({}, 60)])
 def test_a_limit_is_forgotten_when_more_has_come_or_after_a_minute(
-    world: World, fields: dict[str, str], seconds: float
+    world: World, fields: dict[str, Any], seconds: float
 ) -> None:
     world.tell(x_ratelimit_remaining_tokens="0", **fields)
     world.clock.advance(seconds - 0.1)

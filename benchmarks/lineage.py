@@ -82,7 +82,6 @@ class Desk:
         return RequestResolver(
             self._policy,
             [Route(upstream)],
-            lineage=self.lineage,
             reader=self._readings,
             clock=self._clock,
             ids=self._ids,

@@ -3,7 +3,8 @@
 The kit (`README.md` there) has its sessions as chat messages, and scores chat messages. Here each recorded request is
 written as a client of the wire sends it (`chat_wires`), the scripted upstream answers in the wire's own events, and
 what reached it is read back into chat messages, so that the kit's own measures judge it. Usage counts the tools, on all
-wires alike. One row of the table is one proxy, one corpus, one ceiling, one wire.
+wires alike. One row of the table is one proxy, one corpus, one ceiling, one wire. `--clears` has the client clear old
+tool outputs itself (`clearing`); what it would cost without a proxy then has them cleared, too.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chat_wires import MODEL, WIRES, Body, ChatMessage, Spelling, Wire, strip
+from benchmarks.clearing import CLIENTS, Clear, clear_nothing
 from benchmarks.economy import Replay
 from benchmarks.picture import LoopbackServer, respond, run_proxy
 
@@ -116,8 +118,17 @@ class Totals:
 class Client:
     """One session of a client of a wire: sends its requests, and has the kit judge what reached the upstream."""
 
-    def __init__(self, kit: Replay, upstream: ReplayUpstream, port: int, wire: Wire, totals: Totals) -> None:
-        self._kit, self._upstream, self._wire, self._totals = kit, upstream, wire, totals
+    def __init__(
+        self,
+        kit: Replay,
+        upstream: ReplayUpstream,
+        port: int,
+        wire: Wire,
+        totals: Totals,
+        *,
+        clear: Clear = clear_nothing,
+    ) -> None:
+        self._kit, self._upstream, self._wire, self._totals, self._clear = kit, upstream, wire, totals, clear
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
 
     def play(self, session: Body, common: frozenset[str], budget: int, resolver: Any) -> Any:
@@ -128,6 +139,7 @@ class Client:
         upstream.begin(session)
         for number, step in enumerate(session["steps"]):
             messages += step["delta"]
+            self._clear(messages, c.n)
             response = step["response_message"]
             full.step(messages, messages, response, number)
             with upstream.lock:
@@ -174,7 +186,9 @@ class Client:
         return ""
 
 
-def measure(kit: Replay, corpus: str, wire: str, *, sessions: int, ceiling: int, aux: str) -> Body:
+def measure(
+    kit: Replay, corpus: str, wire: str, *, sessions: int, ceiling: int, aux: str, clear: Clear = clear_nothing
+) -> Body:
     """Play the first sessions of a corpus on a wire through a proxy of their own; returns the kit's figures."""
     everything = kit.load(corpus)
     common, totals = kit.base.common_ids(everything), Totals()
@@ -186,7 +200,7 @@ def measure(kit: Replay, corpus: str, wire: str, *, sessions: int, ceiling: int,
     ):
         resolver = kit.live.Resolver(f"http://127.0.0.1:{port}/-/api/refs/{{ref}}", f"authorization: Bearer {TOKEN}")
         played = [
-            Client(kit, upstream, port, WIRES[wire], totals).play(session, common, ceiling, resolver)
+            Client(kit, upstream, port, WIRES[wire], totals, clear=clear).play(session, common, ceiling, resolver)
             for session in everything[:sessions]
         ]
     result, full = (kit.base.agg([each[place] for each in played]) for place in (0, 1))
@@ -248,6 +262,7 @@ def main() -> None:
     parser.add_argument(
         "--aux", choices=["extract", "fail"], default="fail", help="how calls for summaries are answered"
     )
+    parser.add_argument("--clears", choices=CLIENTS, default="none", help="outputs that the client clears itself")
     parser.add_argument("--out", type=Path, help="a file for all figures, as JSON lines")
     parser.add_argument("--head", action="store_true", help="print the head of the table")
     options = parser.parse_args()
@@ -257,7 +272,13 @@ def main() -> None:
         print("|---" * (len(COLUMNS) + 4) + "|")
     for wire in options.wire or WIRES:
         figures = measure(
-            kit, options.corpus, wire, sessions=options.sessions, ceiling=options.ceiling, aux=options.aux
+            kit,
+            options.corpus,
+            wire,
+            sessions=options.sessions,
+            ceiling=options.ceiling,
+            aux=options.aux,
+            clear=CLIENTS[options.clears],
         )
         print(render_row(f"{options.corpus} | {options.ceiling:,} | {wire}", figures), flush=True)
         if options.out:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
@@ -28,8 +27,6 @@ from proxy.doctor.surroundings import examine_surroundings, list_upstreams
 from proxy.engine.doctor.findings import Diagnosis, conclude, judge_misplaced
 from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.mapping.running import OperatorEngine
-from proxy.engine.memory.files import mirror_memory
-from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
 from proxy.engine.runtime import SystemClock
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
@@ -56,7 +53,6 @@ from proxy.server.mcp.tools import McpTools
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
-from proxy.store.memory_files import write_memory
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.log_lines import configure_logging
 from proxy.telemetry.metrics import Metrics, measure_disk
@@ -131,13 +127,15 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
     listener = _listen(policy)
     with listener:
         _check_address(settings, *listener.getsockname()[:2])
-        engine = await build_engine(settings)
+        tracing = _open_tracing(settings)
+        engine = await build_engine(settings, mark=tracing.mark if tracing is not None else None)
         seconds_left = math.inf
         try:
-            policy = replace(policy, hop_id=engine.hop_id)
+            policy = replace(policy, hop_id=engine.network.hop_id)
             app, health = build_app(engine, settings, policy)
             access = _log_access(app, engine, settings)
-            tracing = _trace_calls(engine, settings)
+            if tracing is not None:
+                tracing.subscribe(engine.bus)
             port = listener.getsockname()[1]
             if companion is None:
                 _print_banner(settings, policy, port)
@@ -145,14 +143,12 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
             trimmer.start(asyncio.get_running_loop())
             tune_collector()
             engine.prepare()
-            health.is_starting = True
-            engine.tasks.spawn(_warm(engine, health))
-            _mirror_memory(engine, settings)
+            engine.tasks.spawn(health.start(engine.warm()))
             retaining = asyncio.get_running_loop().create_task(engine.retention.run())  # a shutdown ends it at once
             served = configure(access or app, policy, engine)
             server = DrainingServer(served, health, engine.tasks, policy.drain_seconds)
             server.ended_with_drain.append(engine.events.close)
-            engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
+            engine.network.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
             if until_unused:
                 call_when_unused(settings.data, stop)
@@ -186,8 +182,8 @@ def _log_access(app: ASGIApp, engine: Engine, settings: Settings) -> AccessLog |
     return access
 
 
-def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
-    """Make a span for each call, if the settings name a collector. Raises ConfigError without the extra."""
+def _open_tracing(settings: Settings) -> "Tracing | None":
+    """Return what makes a span for each call if the settings name a collector. Raises ConfigError without the extra."""
     policy = settings.telemetry
     if not policy.endpoint:
         return None
@@ -197,36 +193,17 @@ def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
     from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - its library takes 0.1 s, and few need it
 
     servers = {upstream.name: upstream.base_url for upstream in settings.upstream_policies()}
-    tracing = Tracing(policy, servers)
-    tracing.subscribe(engine.bus)
-    engine.exchanges.mark = tracing.mark
-    return tracing
-
-
-async def _warm(engine: Engine, health: Health) -> None:
-    """Load what calls need while the first ones are served. The server is ready afterwards, even if loading failed."""
-    try:
-        await engine.warm()
-    finally:
-        health.is_starting = False
-
-
-def _mirror_memory(engine: Engine, settings: Settings) -> None:
-    """Keep the memory of sessions current in files, if the settings name a directory for them."""
-    if not settings.memory.mirror:
-        return
-    write = functools.partial(write_memory, Path(settings.memory.mirror))
-    mirror_memory(engine.memory_compaction.memory, write, engine.tasks, engine.bus)
+    return Tracing(policy, servers)
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """Return the ASGI application over an engine, and its health."""
-    circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
-    prices = PriceList(engine.models.card, settings.providers())
+    circuits = UpstreamCircuits((upstream.name for upstream in engine.network.upstreams), engine.bus)
+    prices = engine.models.prices
     metrics = Metrics(
         lambda: engine.archive.health,
         lambda: len(engine.tasks),
-        lambda: engine.descriptors.shortages,
+        lambda: engine.network.descriptors.shortages,
         lambda: engine.index.health,
         disk=functools.partial(measure_disk, settings.store_policy().path, settings.store_policy().max_bytes),
         circuits=lambda: circuits.states,
@@ -241,10 +218,10 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         index=lambda: asdict(engine.index.health),
     )
     contexts = ContextApi(
-        engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
+        engine.archive, engine.context.admin, engine.context.memory.manual, engine.models.counter.count_messages, prices
     )
     inputs = SavingsInputs(prices, settings.budget)
-    erasing, turns = EraseApi(engine.erasing), TurnsApi(engine.turns)
+    erasing, turns = EraseApi(engine.erasing), TurnsApi(engine.conversations.recorder)
     sessions = SessionsApi(engine.archive, inputs, erasing, turns, settings.doom_loop.threshold)
     engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
@@ -258,9 +235,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         sessions=sessions,
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
-        messages=MessagesApi(engine.memory_compaction.memory.archive),
+        messages=MessagesApi(engine.archive),
         doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.misplaced)),
-        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot, inputs),
+        memory=MemoryApi(engine.context.memory.memory, engine.context.memory, settings.snapshot, inputs),
         events=EventsApi(engine.archive, engine.events),
         maps=MapsApi(OperatorEngine(engine.conversations, settings.operators, engine.sandbox)),
         find_tenant=find_tenant,
@@ -279,7 +256,7 @@ def configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Con
     """Return how the application is served."""
     return uvicorn.Config(
         app,
-        http=functools.partial(Http11Protocol, policy, engine.descriptors),  # type: ignore[arg-type]
+        http=functools.partial(Http11Protocol, policy, engine.network.descriptors),  # type: ignore[arg-type]
         interface="asgi3",
         ws="none",
         lifespan="off",

@@ -16,7 +16,7 @@ from proxy.config import ConfigError, Settings, load_settings
 from proxy.config.functions import find_estimator, find_prompt_hook
 from proxy.context.epoch_decision import Holdout
 from proxy.engine.compaction.policy import PromptHook
-from proxy.engine.runtime import TaskRunner
+from proxy.engine.runtime import SystemClock, TaskRunner
 from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
@@ -55,7 +55,7 @@ async def test_messages_are_weighed_once_as_far_as_the_cache_goes(
     tmp_path: Path, kept: int, counted: list[str]
 ) -> None:
     noted, settings = Noted(), settings_in(tmp_path, **{"sessions.cache_bytes": kept * 1024})
-    models = build_models(settings, CountingTokenizer(lambda encoding: noted), TaskRunner())
+    models = build_models(settings, CountingTokenizer(lambda encoding: noted), TaskRunner(), None, SystemClock())
     for name in "abca":
         await models.counter.count_messages("gpt-4o", [b'{"content":"%s"}' % name.encode()])
     assert noted.texts == counted
@@ -165,7 +165,7 @@ async def test_an_estimator_that_is_none_is_an_error_that_says_why(tmp_path: Pat
 
 async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path) -> None:
     engine = await build_engine(settings_in(tmp_path))
-    assert [upstream.name for upstream in engine.upstreams] == ["first", "second"]
+    assert [upstream.name for upstream in engine.network.upstreams] == ["first", "second"]
     assert engine.relay.problem == ""
     assert len(engine.tasks) == 0
     await engine.close()
@@ -174,10 +174,10 @@ async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path
 async def test_who_is_only_observed_is_decided_with_the_logs_own_secret(tmp_path: Path) -> None:
     settings = settings_in(tmp_path, **{"compaction.holdout_fraction": 0.25})
     engine = await build_engine(settings)
-    holdout = engine.epoch_admin._states.holdout
+    holdout = engine.context.admin._states.holdout
     await engine.close()
     again = await build_engine(settings)
-    assert again.epoch_admin._states.holdout == holdout == Holdout(0.25, holdout.secret)
+    assert again.context.admin._states.holdout == holdout == Holdout(0.25, holdout.secret)
     assert len(holdout.secret) == 32
     await again.close()
 

@@ -33,8 +33,6 @@ FILE_LINES, FUNCTION_LINES, CLASS_LINES = 590, 60, 405
 # Of modules: 160 held the first six steps; why a cache missed, bound reasoning, the ledger of steps and providers that
 # litellm calls came on top, then recall and search, and the strategies with their memory.
 MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 380, 150, 60, 0.1
-# A list of parts, each made of those before it: to cut it in two would mean to hand most of them on.
-LONG_FUNCTIONS = {"proxy/assembly.py: build_engine": 85}
 # Packages may have 15 modules; these more.
 MOST_MODULES = {
     "proxy/engine": 16,
@@ -45,7 +43,7 @@ MOST_MODULES = {
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/app.py": {"proxy.telemetry.tracing"},
-    "proxy/assembly.py": {"proxy.upstream.litellm_client"},
+    "proxy/network.py": {"proxy.upstream.litellm_client"},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.
@@ -85,29 +83,29 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 575_936, 332_340
+MOST_TOKENS, MOST_CORE_TOKENS = 574_970, 332_249
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_557,
+    "proxy": 9_249,
     "proxy/cli": 34_714,
     "proxy/config": 6_131,
     "proxy/context": 74_316,
     "proxy/demo": 6_652,
     "proxy/doctor": 4_914,
-    "proxy/engine": 180_560,
+    "proxy/engine": 179_965,
     "proxy/model": 13_060,
     "proxy/read": 26_672,
     "proxy/retrieval": 12_287,
-    "proxy/sdk": 8_683,
-    "proxy/server": 28_220,
+    "proxy/sdk": 8_622,
+    "proxy/server": 28_254,
     "proxy/store": 59_898,
     "proxy/telemetry": 8_470,
     "proxy/transcripts": 9_702,
-    "proxy/trial": 8_888,
+    "proxy/trial": 8_852,
     "proxy/upstream": 13_953,
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 150, 132
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 145, 132
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.
@@ -148,9 +146,7 @@ def keep_files_short(source: Source) -> Iterator[str]:
 
 def keep_functions_short(source: Source) -> Iterator[str]:
     for node in source.nodes:
-        if isinstance(node, Function) and _lines(node) > LONG_FUNCTIONS.get(
-            f"{source.path}: {node.name}", FUNCTION_LINES
-        ):
+        if isinstance(node, Function) and _lines(node) > FUNCTION_LINES:
             yield f"{node.name}: {_lines(node)} lines"
 
 

@@ -70,16 +70,17 @@ class ExchangeService:
         recall: RecallRounds | None = None,
         histories: HeldHistories | None = None,
         loops: LoopWatch | None = None,
+        mark: MarkHeaders | None = None,
     ) -> None:
-        self.mark: MarkHeaders | None = None
+        self._mark = mark
         self._histories = histories
         self._loops = loops
         self._recall = recall
         self._policy = policy
         self._formats = formats
-        self._resolver = resolver
-        self._relay = relay
-        self._tasks = tasks
+        self.resolver = resolver
+        self.relay = relay
+        self.tasks = tasks
         self.misplaced = MisplacedKeys(policy.places)
         self._sessions: dict[asyncio.Task[Any], str] = {}  # of the calls under way
         self._controller = controller
@@ -131,7 +132,7 @@ class ExchangeService:
     def _hold(self, client: Client) -> Iterator[None]:
         """Register the current task until the call has ended. Report errors to the client."""
         task = _get_task()
-        self._tasks.held.add(task)
+        self.tasks.held.add(task)
         try:
             yield
         except ProxyError as error:
@@ -141,7 +142,7 @@ class ExchangeService:
             raise
         finally:
             client.abort()
-            self._tasks.held.discard(task)
+            self.tasks.held.discard(task)
             self._sessions.pop(task, None)
 
     def is_looping(self, session: str) -> bool:
@@ -150,11 +151,18 @@ class ExchangeService:
 
     def find_upstream(self, model: str) -> str:
         """Return the name of the upstream that requests to a model go to."""
-        return self._resolver.find_upstream(model)
+        return self.resolver.find_upstream(model)
 
     def is_open(self, session: str) -> bool:
         """Return whether a call of a session is under way."""
         return session in self._sessions.values()
+
+    def forget(self, sessions: Sequence[str]) -> None:
+        """Ask the log for what it has of sessions when that is needed next."""
+        self.resolver.forget_lost()
+        if self._histories is not None:
+            for session in sessions:
+                self._histories.forget(session)
 
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client, program: ProgramCall | None) -> None:
         self._check_log()
@@ -166,7 +174,7 @@ class ExchangeService:
             if is_nudge(options.source):
                 expect_messages(incoming, form)
             return await self._carry_read(incoming, form, client, options)
-        if problem := self._relay.archive.health.problem:
+        if problem := self.relay.archive.health.problem:
             raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
         assert self._histories is not None, "the assembly sets them"
         async with self._histories.hold(incoming, form, options) as held:
@@ -180,9 +188,9 @@ class ExchangeService:
         options: RequestOptions,
         held: HeldExchange | None = None,
     ) -> None:
-        arrived = self._relay.clock.monotonic()
+        arrived = self.relay.clock.monotonic()
         # adds its session, its upstream, and which of its messages are new
-        request, build = await self._resolver.resolve(incoming, form, options, held)
+        request, build = await self.resolver.resolve(incoming, form, options, held)
         if held is not None and self._histories is not None:
             self._histories.note_sent(held, request.exchange)
         loops = self._loops  # most calls are too short to be looked at
@@ -206,7 +214,7 @@ class ExchangeService:
         send = (
             self._bind(request, exchange, form, is_edited=is_edited) if respond is None else partial(_answer, respond)
         )
-        await self._relay.carry(exchange, send, outgoing.body)
+        await self.relay.carry(exchange, send, outgoing.body)
         if held is None and self._histories is not None:
             self._histories.forget(request.session.id)  # its answer is the end of the newest path now
 
@@ -217,7 +225,7 @@ class ExchangeService:
             outgoing = await self._controller.decide(request, partial(self._commit, exchange))
         except asyncio.CancelledError:
             exchange.record(Round(exchange.id, 0, exchange.upstream, None))
-            self._relay.abandon(exchange)
+            self.relay.abandon(exchange)
             raise
         exchange.record(*self._list_round(request, outgoing), is_urgent=request.is_stream)
         return outgoing
@@ -252,7 +260,7 @@ class ExchangeService:
         held: HeldExchange | None,
     ) -> tuple[Opening, *tuple[Record, ...]]:
         """List the first records of an exchange, without the round if `outgoing` is not decided yet."""
-        opening = self._resolver.make_opening(request, build)
+        opening = self.resolver.make_opening(request, build)
         records: list[Record] = self._list_round(request, outgoing) if outgoing is not None else []
         if isinstance(request, ManagedRequest):
             self._controller.note_recorded(request)
@@ -298,16 +306,16 @@ class ExchangeService:
         """
         exchange.record(epoch)
         seconds = self._policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
-        return await self._relay.confirm(exchange, seconds)
+        return await self.relay.confirm(exchange, seconds)
 
     async def _carry_count(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
-        unread = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
-        found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
+        unread = self.resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
+        found = await attempt(self.resolver.find_counted(incoming, form, unread), _note_uncounted)
         if found is not None and self._loops is not None:
             found = self._loops.annotate(found)
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
-        request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
+        request, client_body = found or unread, self.resolver.strip_counted(incoming, form, unread.mode)
         body, own, cleared = written or (client_body, client_body, 0)
         is_edited = client_body is not incoming.body
         if is_edited:
@@ -317,7 +325,7 @@ class ExchangeService:
         passed.add(request.encoded or request.body)
 
         def make_records() -> tuple[Opening, *tuple[Record, ...]]:
-            opening = replace(self._resolver.make_opening(request, partial(_keep, passed)), wire="")
+            opening = replace(self.resolver.make_opening(request, partial(_keep, passed)), wire="")
             return opening, Round(opening.exchange, 0, request.upstream.name, keep_sent(body))
 
         def keep_sent(content: bytes) -> Manifest | None:
@@ -327,21 +335,21 @@ class ExchangeService:
         if body != own:
             unmanaged = Retry(own, Round(exchange.id, 1, exchange.upstream, keep_sent(own)))
             exchange.make_retries = partial(UnmanagedRetry, unmanaged)
-        await self._relay.carry(exchange, self._bind(request, exchange, form, is_edited=is_edited), body)
+        await self.relay.carry(exchange, self._bind(request, exchange, form, is_edited=is_edited), body)
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
-        request = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
+        request = self.resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
 
         def make_records() -> tuple[Opening, *tuple[Record, ...]]:
-            opening = self._resolver.make_opening(request, partial(_keep, passed))
+            opening = self.resolver.make_opening(request, partial(_keep, passed))
             return opening, Round(opening.exchange, 0, request.upstream.name, None)
 
         exchange.make_records, exchange.has_body = make_records, body is None
         content = CapturedBody(body, passed, exchange) if body is not None else b""
-        await self._relay.carry(exchange, self._bind(request, exchange), content)
+        await self.relay.carry(exchange, self._bind(request, exchange), content)
 
     def _bind(
         self, request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None, *, is_edited: bool = False
@@ -353,7 +361,7 @@ class ExchangeService:
         """
         is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
         own = accept_identity_only(request.headers) if is_read else request.headers
-        mark = self.mark
+        mark = self._mark
         own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
 
         def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
@@ -380,7 +388,7 @@ class ExchangeService:
 
     def _check_log(self) -> None:
         """Raise StoreUnavailable if calls cannot be recorded and must not be carried unrecorded."""
-        if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
+        if self._policy.on_failure == "refuse" and (problem := self.relay.problem):
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def _open(self, request: ResolvedRequest, form: Format | None, client: Client) -> OpenExchange:
@@ -389,7 +397,7 @@ class ExchangeService:
         self.misplaced.note(request.upstream.name, credentials)
         return OpenExchange(
             request.exchange,
-            self._relay.archive,
+            self.relay.archive,
             None,
             form,
             request.upstream.name,

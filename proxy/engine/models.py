@@ -80,7 +80,7 @@ learned."""
 
 
 class Models:
-    """Cards, budgets and counts. `counter` counts the tokens of messages."""
+    """Cards, budgets, counts and prices. `counter` counts the tokens of messages. `providers` are by upstream name."""
 
     def __init__(
         self,
@@ -91,8 +91,11 @@ class Models:
         spawn: Spawn,
         *,
         stated: Mapping[str, ModelPolicy] = MappingProxyType({}),
+        providers: Mapping[str, Provider] = MappingProxyType({}),
     ) -> None:
         self.counter = counter
+        self.providers = providers
+        self.prices = PriceList(self.card, providers)
         self._catalog = catalog
         self._policy = policy
         self._clock = clock

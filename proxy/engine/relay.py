@@ -181,13 +181,15 @@ class Relay:
     ) -> None:
         self.archive = archive
         self.recorder = RoundRecorder(archive, reader, bus, clock)
-        self._durability = durability
+        self.durability = durability
+        self.reader = reader
+        self.bus = bus
         self.clock = clock
 
     @property
     def problem(self) -> str:
         """The reason why calls cannot be recorded as promised, or an empty string while they can."""
-        return self._durability.problem
+        return self.durability.problem
 
     async def confirm(self, exchange: OpenExchange, seconds: float = 0.0) -> bool:
         """Wait for all queued records of an exchange, as a response does, and return whether they are in the log.
@@ -197,7 +199,7 @@ class Relay:
         if exchange.commit is None:
             return False
         self.archive.flush()
-        return await self._durability.confirm(exchange.commit, seconds)
+        return await self.durability.confirm(exchange.commit, seconds)
 
     def abandon(self, exchange: OpenExchange) -> None:
         """Record a round that was cancelled before anything was sent."""
@@ -382,7 +384,7 @@ class Relay:
         outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept, also=also)
         try:
             if not (recorded.done() and recorded.result()):  # usually it is, since the journal has it
-                await self._durability.pass_on(recorded)
+                await self.durability.pass_on(recorded)
             exchange.client.start(*head)
             is_last = response.is_ended or exchange.is_hidden  # now: the body may have ended during the commit
             exchange.client.write(rest, is_last=is_last)
@@ -463,7 +465,7 @@ class Relay:
         if commit is not None and not (commit.done() and commit.result()):
             if not commit.done():
                 self.archive.flush()
-            await self._durability.pass_on(commit)
+            await self.durability.pass_on(commit)
 
     async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> Retry | None:
         """Relay a response whose beginning `begun` was read and held back. Return the next round, if one follows."""

@@ -35,7 +35,6 @@ from proxy.engine.lineage.identity import (
 )
 from proxy.engine.lineage.resolver import LineageQuery, Placement
 from proxy.engine.lineage.session_index import Traits
-from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy, choose_upstream, matches
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import UNREADABLE, ManagedRequest, ResolvedRequest
@@ -101,7 +100,6 @@ class RequestResolver:
         policy: EnginePolicy,
         routes: Sequence[Route],
         *,
-        lineage: LineageTracker,
         reader: ResponseReader,
         clock: Clock,
         ids: Ids,
@@ -109,12 +107,12 @@ class RequestResolver:
         self._policy = policy
         self._routes = tuple(routes)
         self._patterns = tuple([route.models for route in routes])
-        self._lineage = lineage
+        self._lineage = reader.lineage
         self._reader = reader
         self._naming = ClientIdReader(policy.session_headers)
         self._histories = BodyCache(policy.cache_bytes // 2)
         cap, cache_bytes = policy.record_cap_bytes, policy.cache_bytes // 8
-        self._stored = StoredHistories(lineage, reader, clock, cap=cap, cache_bytes=cache_bytes)
+        self._stored = StoredHistories(reader, clock, cap=cap, cache_bytes=cache_bytes)
         self._clock = clock
         self._ids = ids
 

@@ -6,7 +6,6 @@ All of it is derived from recorded bytes. After a failure only the reading is mi
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CallUnreadableEvent, ExchangeRecorded, ResponseRead
 from proxy.model.exchange import Answer, Headers, Reading, Usage
+from proxy.wire import FORMATS
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
 from proxy.wire.format import Format, read_diagnosis
@@ -136,15 +136,17 @@ class ResponseReader:
         *,
         own_keys: tuple[bytes, ...] = (),
     ) -> None:
-        self._archive = archive
+        self.archive = archive
         self._bus = bus
         self._tasks = tasks
-        self._lineage = lineage
+        self.lineage = lineage
         self._cap = cap
         self._own_keys = own_keys
         self._waiting: dict[str, UnreadAnswer] = {}
         self._waiting_bytes = 0
         self._running: asyncio.Task[None] | None = None
+        bus.subscribe(ExchangeRecorded, lineage.note_outcome)
+        bus.subscribe(CallUnreadableEvent, lineage.note_unread)
 
     def submit(self, received: UnreadAnswer) -> None:
         """Queue a response for reading. Above a limit the oldest are left unread; they can be read at any time."""
@@ -163,7 +165,7 @@ class ResponseReader:
         """Read at once a short refusal that the client never gets. It is no part of a conversation."""
         outcome = _try_to_read(received, _INLINE_BYTES)
         if not isinstance(outcome, Exception):
-            self._archive.append(self._make_reading(received, *outcome), is_urgent=False)
+            self.archive.append(self._make_reading(received, *outcome), is_urgent=False)
 
     async def read_now(self, exchange: str) -> ReadResponse | None:
         """Read an answer now if it still waits, since a request already contains it. Return what was read now."""
@@ -189,7 +191,7 @@ class ResponseReader:
             for exchange in tuple(islice(self._waiting, self._count_due())):
                 await self.read_now(exchange)
             await asyncio.sleep(0)
-        self._archive.flush()
+        self.archive.flush()
 
     def _count_due(self) -> int:
         """Return how many to read now: one, since calls have priority, but more once the queue is half full.
@@ -220,10 +222,10 @@ class ResponseReader:
         reading = self._make_reading(received, *outcome)
         reply = None
         if received.kind == "whole":
-            reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
+            reply = self.lineage.note_answer(received.exchange, received.k, received.format, answer.value)
         elif received.kind == "stitched":
-            self._lineage.close(received.exchange)
-        self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
+            self.lineage.close(received.exchange)
+        self.archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
         self._bus.publish(
             ResponseRead(
                 received.exchange,
@@ -250,60 +252,32 @@ class ResponseReader:
         problem = redact(error, secrets, is_error=True).decode("utf-8", "surrogatepass") if error else ""
         return Reading(received.exchange, received.k, redacted, answer.usage, answer.finish, problem)
 
+    async def read_left(self, most_seconds: float = _MOST_SECONDS) -> None:
+        """Read what an earlier process left unread, for at most `most_seconds`, and the rest while calls are served."""
+        await asyncio.wait((self._tasks.spawn(self._read_left()),), timeout=most_seconds)
 
-def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exception:
-    try:
-        return read_received(received.format, received.headers, received.content, cap)
-    except Exception as error:  # noqa: BLE001 - a boundary: an answer nobody can read must not stop the reader
-        return error
-
-
-class UnreadResponses:
-    """Queues the responses that an earlier process left unread, at the start."""
-
-    def __init__(
-        self,
-        archive: Archive,
-        bus: EngineBus,
-        tasks: TaskRunner,
-        lineage: LineageTracker,
-        reader: ResponseReader,
-        *,
-        formats: Mapping[str, Format],
-    ) -> None:
-        self._archive = archive
-        self._bus = bus
-        self._tasks = tasks
-        self._lineage = lineage
-        self._reader = reader
-        self._formats = formats
-
-    async def read(self, most_seconds: float = _MOST_SECONDS) -> None:
-        """Read what was left, for at most `most_seconds`. The rest is read while calls are served."""
-        await asyncio.wait((self._tasks.spawn(self._read()),), timeout=most_seconds)
-
-    async def take_up(self) -> set[str]:
-        """Queue the responses, newest first, as if this process had recorded them. Return their exchanges."""
+    async def take_up_left(self) -> set[str]:
+        """Queue what was left, newest first, as if this process had recorded it. Return the exchanges."""
         taken: set[str] = set()
-        for row in await self._archive.list_unread():
-            form = self._formats.get(row.wire)
+        for row in await self.archive.list_unread():
+            form = FORMATS.get(row.wire)
             if form is None:
                 continue
             if row.exchange in taken:  # the client saw only the last of several rounds
-                self._reader.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received, kind="hidden"))
+                self.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received, kind="hidden"))
                 continue
-            if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
+            if row.tip and not await self.lineage.reopen(row.exchange, row.session, row.tip):
                 continue
-            self._reader.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received))
+            self.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received))
             taken.add(row.exchange)
         return taken
 
-    async def _read(self) -> None:
+    async def _read_left(self) -> None:
         failures: list[CallUnreadableEvent] = []
         self._bus.subscribe(CallUnreadableEvent, failures.append)
         try:
-            taken = await self.take_up()
-            await self._reader.finish()
+            taken = await self.take_up_left()
+            await self.finish()
         except StoreUnavailable as error:
             _log.warning(
                 "what responses from before the start say could not be read; the next start tries again: %s", error
@@ -317,3 +291,10 @@ class UnreadResponses:
                 "%d responses from before the start cannot be read and stay unread; the log has them. The first: %s",
                 *first,
             )
+
+
+def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exception:
+    try:
+        return read_received(received.format, received.headers, received.content, cap)
+    except Exception as error:  # noqa: BLE001 - a boundary: an answer nobody can read must not stop the reader
+        return error

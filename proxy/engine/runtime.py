@@ -82,7 +82,7 @@ class EngineBus:
     """
 
     def __init__(self, tasks: TaskRunner) -> None:
-        self._tasks = tasks
+        self.tasks = tasks
         self._published: deque[Event] = deque()  # what is being passed on, and what waits for that
         self.subscribers: dict[type[object], tuple[Subscriber[Any], ...]] = {}
 
@@ -116,7 +116,7 @@ class EngineBus:
                         )
                         continue
                     if waiting is not None:
-                        self._tasks.spawn(_wait_for(waiting))
+                        self.tasks.spawn(_wait_for(waiting))
                 self._published.popleft()
         finally:
             self._published.clear()  # else nothing would be passed on any more after an interrupt

@@ -87,6 +87,11 @@ class TextJobs:
         self._tools = tools
         self._worker = worker
 
+    @property
+    def count(self) -> Callable[[str], int]:
+        """Returns the tokens of a text, in the thread that calls it."""
+        return self._tools["count"]
+
     async def run(self, function: Callable[..., _T], *values: object) -> _T:
         """Return what a function returns for values, those of its parameters that are no tools, in their order.
 

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -17,11 +16,9 @@ from pydantic import ValidationError
 from proxy.assembly import Engine, build_engine
 from proxy.config import ConfigError, Settings, load_settings, make_settings, read_environment
 from proxy.config.errors import Problem, describe_error
-from proxy.engine.memory.files import mirror_memory
 from proxy.model.errors import StoreUnavailable, tell_install
 from proxy.running import find_address
 from proxy.sdk.errors import LogHeldError, StoreError
-from proxy.store.memory_files import write_memory
 from proxy.upstream.litellm_library import is_installed
 from proxy.upstream.policy import UpstreamPolicy
 
@@ -193,9 +190,6 @@ async def _open(settings: Settings, given: Settings | None) -> SharedEngine:
         raise StoreError(str(error)) from error
     engine.prepare()
     engine.tasks.spawn(engine.warm())
-    if settings.memory.mirror:
-        write = partial(write_memory, Path(settings.memory.mirror))
-        mirror_memory(engine.memory_compaction.memory, write, engine.tasks, engine.bus)
     loop = asyncio.get_running_loop()
     return SharedEngine(engine, settings, given, loop, loop.create_task(engine.retention.run()), is_usual)
 

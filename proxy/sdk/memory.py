@@ -24,7 +24,7 @@ class MemoryOfSession:
         policy: SnapshotPolicy,
         using: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
-        self._compaction = engine.memory_compaction
+        self._compaction = engine.context.memory
         self._session = session
         self._policy = policy
         self._using = using

@@ -309,12 +309,17 @@ class Session:
         async with self._using():
             own, cap = self._own, engine.conversations.cap
             return await build_context(
-                engine.turns, engine.manual_compaction, own.key, wire, system=own.system_prompt, cap=cap
+                engine.conversations.recorder,
+                engine.context.memory.manual,
+                own.key,
+                wire,
+                system=own.system_prompt,
+                cap=cap,
             )
 
     async def messages(self) -> list[MessageDocument]:
         """Return the messages of the conversation with their parts, oldest first, summaries behind what they cover."""
-        log = self._shared.engine.memory_compaction.memory.archive
+        log = self._shared.engine.archive
         async with self._using():
             if not self._own.steps:
                 return []
@@ -326,7 +331,7 @@ class Session:
         The id is that of a result, an event or `messages`. A message of nothing but results has them as parts, with
         their calls. Raises MessageNotFoundError.
         """
-        log = self._shared.engine.memory_compaction.memory.archive
+        log = self._shared.engine.archive
         async with self._using():
             with naming_errors(MessageNotFoundError):
                 return await load_message(log, await load_path(log, self.id), message_id)
@@ -336,7 +341,7 @@ class Session:
 
         That of a summary is what it covers. Raises PartNotFoundError.
         """
-        log = self._shared.engine.memory_compaction.memory.archive
+        log = self._shared.engine.archive
         async with self._using():
             with naming_errors(PartNotFoundError):
                 return (await load_page(log, ref, None)).text
@@ -351,7 +356,7 @@ class Session:
             if not self._own.steps:
                 return self._tell_uncompacted(0)
             try:
-                found = await self._shared.engine.manual_compaction.compact(self.id, ManualOptions())
+                found = await self._shared.engine.context.memory.manual.compact(self.id, ManualOptions())
             except NothingToCompact as short:
                 return self._tell_uncompacted(short.tokens)
         return make_compaction_result(found)

@@ -3,7 +3,7 @@
 All responses come from memory; nothing here waits.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -104,6 +104,14 @@ class Health:
         self.is_draining = False
         self.is_starting = False
 
+    async def start(self, loading: Awaitable[None]) -> None:
+        """Be not ready until what calls need is loaded, or could not be loaded."""
+        self.is_starting = True
+        try:
+            await loading
+        finally:
+            self.is_starting = False
+
     async def live(self, request: Request) -> Response:
         """Respond 200: the process runs."""
         return JSONResponse({"status": "live"})
@@ -115,7 +123,7 @@ class Health:
 
     def describe(self) -> tuple[int, dict[str, Any]]:
         """Return the status and the document of `/-/ready`."""
-        reasons, upstreams = [text for text in (self._problem(),) if text], dict(self._upstreams())
+        reasons, upstreams = [*filter(None, (self._problem(),))], dict(self._upstreams())
 
         def tell(status: str, told: list[str], code: int = 200) -> tuple[int, dict[str, Any]]:
             return code, {"status": status, "reasons": told, "upstreams": upstreams, "index": dict(self._index())}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
-from proxy.engine.models import PriceList
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.calls import make_request
 from proxy.model.epoch import Epoch, Replaced, Written
@@ -91,9 +90,7 @@ async def replay(
     try:
         engine.prepare()
         await engine.warm()
-        return [
-            await _Replay(engine, clock, upstreams, settings, transcript).run(note_call) for transcript in transcripts
-        ]
+        return [await _Replay(engine, clock, upstreams, transcript).run(note_call) for transcript in transcripts]
     finally:
         await engine.close(_IDLE_SECONDS)
 
@@ -106,7 +103,6 @@ class _Replay:
         engine: Engine,
         clock: ReplayClock,
         upstreams: Sequence[ReplayUpstream],
-        settings: Settings,
         transcript: Transcript,
     ) -> None:
         self._engine = engine
@@ -114,8 +110,8 @@ class _Replay:
         self._upstreams = upstreams
         self._transcript = transcript
         self._upstream = upstreams[0].name
-        self._prices = PriceList(engine.models.card, settings.providers())
-        self._usage = UsageEstimator(engine.models, self._prices, self._upstream, transcript)
+        self._prices = engine.models.prices
+        self._usage = UsageEstimator(engine.models, self._upstream, transcript)
         self._errors = 0
         self._sessions: dict[str, None] = {}  # where the log has its calls, in their order
 

@@ -5,7 +5,7 @@ own request. Of the cache it reads what the provider holds of it, less what the 
 """
 
 from proxy.context.provider_cache import CacheModel
-from proxy.engine.models import Models, PriceList
+from proxy.engine.models import Models
 from proxy.model.card import UNASKED
 from proxy.model.exchange import Usage
 from proxy.transcripts.transcript import Transcript, TranscriptCall
@@ -24,9 +24,8 @@ class UsageEstimator:
     the tokens that the requests of the transcript lack before their messages. `measure` must be called first.
     """
 
-    def __init__(self, models: Models, prices: PriceList, upstream: str, transcript: Transcript) -> None:
+    def __init__(self, models: Models, upstream: str, transcript: Transcript) -> None:
         self._models = models
-        self._prices = prices
         self._upstream = upstream
         self._transcript = transcript
         self._form = FORMATS[transcript.wire]
@@ -58,7 +57,7 @@ class UsageEstimator:
             self._head = await self._reader.read(model, self.requests.make_head(model))
         split = split_body(self.requests.make_body(first), self._form.items_key)
         terms = self._form.read_terms(split) if split is not None else UNASKED
-        self._cache = self._prices.find_cache(self._upstream, self._models.card(self._upstream, model), terms)
+        self._cache = self._models.prices.find_cache(self._upstream, self._models.card(self._upstream, model), terms)
 
     async def find_own(self, call: TranscriptCall) -> Usage:
         """Return the usage of the client's own request, the next one."""

@@ -297,7 +297,7 @@ async def test_a_kill_between_the_rounds_leaves_what_the_next_start_can_read() -
         each for each in call.archive.appended if not isinstance(each.records[0], Reading)
     ]
     after = RescuedEngine(call.rescuer, UpstreamInTurn(), after=call.engine)
-    await after.leftovers.read()
+    await after.readings.read_left()
     (reading,), (reply,) = after.archive.of(Reading), after.archive.of(Reply)
     assert (reading.k, reading.error, reply.nodes) == (0, "too long", ())
     assert not after.lineage.open_exchanges

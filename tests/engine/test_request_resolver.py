@@ -34,9 +34,7 @@ class Setup:
         clock, tasks = FixedClock(), TaskRunner()
         lineage = make_lineage(self.archive, clock, policy)
         readings = ResponseReader(self.archive, EngineBus(tasks), tasks, lineage, cap)
-        self.resolver = RequestResolver(
-            policy, chosen, lineage=lineage, reader=readings, clock=clock, ids=CountingIds()
-        )
+        self.resolver = RequestResolver(policy, chosen, reader=readings, clock=clock, ids=CountingIds())
 
     async def receive(self, body: bytes, headers: Headers = (), form: ChatCompletions = FORM) -> "Received":
         request = ClientRequest("POST", b"/v1/chat/completions?key=secret", headers, body)

@@ -41,7 +41,7 @@ async def test_a_conversation_goes_on_behind_an_answer_that_was_not_read(name: s
     await setup.send(user("a"), name=name)
     first = setup.session
     setup = kill(setup)
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     setup.assert_nothing_in_mind()
     (reading,), (reply,) = setup.engine.archive.of(Reading), setup.engine.archive.of(Reply)
     assert (reading.exchange, reading.finish, reply.exchange) == ("x1", "stop", "x1")
@@ -57,7 +57,7 @@ async def test_what_was_read_before_is_not_read_again() -> None:
     await setup.settle()
     for _ in range(2):
         setup = Setup(setup)
-        await setup.engine.leftovers.read()
+        await setup.engine.readings.read_left()
     assert len(setup.engine.archive.of(Reading)) == len(setup.engine.archive.of(Reply)) == 1
 
 
@@ -68,7 +68,7 @@ async def test_all_answers_of_a_conversation_are_read_in_a_memory_that_holds_but
         await setup.send(user(who), bot(SHORT), user("more"))
     before = len(setup.engine.archive.of(Reply))
     setup = kill(setup, cache_bytes=400)
-    await setup.engine.leftovers.take_up()
+    await setup.engine.readings.take_up_left()
     assert len(setup.engine.lineage.index) == 1
     await setup.settle()
     assert before < len(setup.engine.archive.of(Reply)) == 4
@@ -85,7 +85,7 @@ async def test_a_request_that_shows_an_answer_has_it_read_first_where_time_was_s
     await setup.send(user("a"))
     first = setup.session
     setup = kill(setup)
-    assert await setup.engine.leftovers.take_up() == {"x1"}
+    assert await setup.engine.readings.take_up_left() == {"x1"}
     assert setup.engine.archive.of(Reply) == []
     await setup.send(*CHAIN)
     assert setup.session == first
@@ -97,7 +97,7 @@ async def test_an_answer_to_a_request_without_a_place_is_read_and_placed_nowhere
     await fetch(setup, b'{"choices":[]}')
     assert setup.engine.archive.of(Step) == []
     setup = kill(setup, infer=False)
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     assert len(setup.engine.archive.of(Reading)) == 1
     assert setup.engine.archive.of(Reply) == []
 
@@ -125,7 +125,7 @@ async def test_what_cannot_be_read_stays_unread_and_its_number_is_said_once(
     await setup.send(user("b"))
     setup = kill(setup)
     begun, ended = spy(monkeypatch, setup.engine.bus, "subscribe"), spy(monkeypatch, setup.engine.bus, "unsubscribe")
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     assert [subscriber for _, subscriber in begun] == [subscriber for (subscriber,) in ended] != []
     assert [reading.exchange for reading in setup.engine.archive.of(Reading)] == ["x4"]
     assert tell_failures(setup) == ["x3", "x2", "x1"]
@@ -167,7 +167,7 @@ async def test_an_answer_in_a_format_of_another_version_stays_unread() -> None:
     (row,) = await setup.engine.archive.list_unread()
     setup = kill(setup)
     answer_with(setup, replace(row, wire="telepathy")).set()
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     assert (setup.engine.archive.of(Reading), tell_failures(setup)) == ([], [])
     setup.assert_nothing_in_mind()
 
@@ -178,7 +178,7 @@ async def test_of_several_rounds_of_an_exchange_all_are_read_and_the_last_is_the
     (row,) = await setup.engine.archive.list_unread()
     setup = kill(setup)
     answer_with(setup, replace(row, k=1), row).set()
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     assert [reading.k for reading in setup.engine.archive.of(Reading)] == [1, 0]
     assert [reply.k for reply in setup.engine.archive.of(Reply)][-1:] == [1]
     setup.assert_nothing_in_mind()
@@ -190,12 +190,12 @@ async def test_where_the_log_does_not_say_what_goes_before_an_answer_stays_unrea
     first = setup.session
     setup = kill(setup)
     setup.engine.archive.refuses_recall = True
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     assert setup.engine.archive.of(Reading) == []
     setup.assert_nothing_in_mind()
     setup = kill(setup)
     setup.engine.archive.refuses_recall = False
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     await setup.send(*CHAIN)
     assert setup.session == first
     await setup.settle()
@@ -216,7 +216,7 @@ async def test_a_log_that_cannot_be_read_stops_no_start(
 ) -> None:
     setup = Setup()
     fail_with(setup, error)
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     await setup.settle()
     assert caplog.messages == [said]
 
@@ -227,7 +227,7 @@ async def test_a_start_waits_for_a_bounded_time_and_what_is_left_is_read_later()
     rows = await setup.engine.archive.list_unread()
     setup = kill(setup)
     told = answer_with(setup, *rows)
-    await setup.engine.leftovers.read(most_seconds=0)
+    await setup.engine.readings.read_left(most_seconds=0)
     assert setup.engine.archive.of(Reading) == []
     told.set()
     await setup.settle()
@@ -244,7 +244,7 @@ async def test_an_answer_to_a_call_of_our_own_is_read_and_has_no_place_in_the_co
     outcome = msgspec.structs.replace(archive.of(Outcome)[0], exchange="a1")
     assert await archive.append(auxiliary, Round("a1", 0, opening.session.upstream, None), outcome)
     setup = Setup(setup)
-    await setup.engine.leftovers.read()
+    await setup.engine.readings.read_left()
     assert [reading.exchange for reading in setup.engine.archive.of(Reading)] == ["x1", "a1"]
     assert [reply.exchange for reply in setup.engine.archive.of(Reply)] == ["x1"]
     step = await setup.send(*CHAIN)

@@ -111,7 +111,7 @@ class Agent:
 
     @property
     def worker(self) -> SummaryWorker:
-        return self.engine.manual_compaction.worker
+        return self.engine.context.memory.manual.worker
 
 
 @contextlib.asynccontextmanager

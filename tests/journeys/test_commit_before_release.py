@@ -116,7 +116,7 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, DurabilityWaiter(archive, policy.commit_wait_ms), readings, bus, clock)
     routes = [Route(ScriptedUpstream(answer=response))]
-    reception = RequestResolver(policy, routes, lineage=lineage, reader=readings, clock=clock, ids=CountingIds())
+    reception = RequestResolver(policy, routes, reader=readings, clock=clock, ids=CountingIds())
     form = ChatCompletions()
     controller = make_controller(archive, bus, clock, tasks)
     exchanges = ExchangeService(

@@ -195,7 +195,7 @@ async def test_models_of_litellm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ]  # fmt: skip
     assert len(complete_settings(make_settings(OPENAI)).upstreams) == 1
     async with await Session.create(model="anthropic/claude-sonnet-4-5", config=usual) as session:
-        assert "litellm" in repr(next(iter(ENGINES.open.values())).engine.upstreams[1])
+        assert "litellm" in repr(next(iter(ENGINES.open.values())).engine.network.upstreams[1])
         assert session.model == "anthropic/claude-sonnet-4-5"
     monkeypatch.setattr(engines, "is_installed", lambda: False)
     with pytest.raises(ConfigError, match=r"none takes 'anthropic/claude-sonnet-4-5'.*make install EXTRAS=providers"):

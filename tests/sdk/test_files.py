@@ -38,13 +38,12 @@ def find_engine() -> Engine:
 
 
 def find_log() -> Any:
-    return find_engine().memory_compaction.memory.archive
+    return find_engine().archive
 
 
 def find_sentences(session: str) -> Mapping[str, str]:
     """The sentences about contents of a session."""
-    prose = find_engine().files.prose
-    return prose.list_known(session) if prose is not None else {}
+    return find_engine().context.controller.states.caches.sentences.peek(session) or {}
 
 
 def read(result: FileHandleResult) -> FileRefPart:
@@ -89,7 +88,10 @@ async def test_a_large_one_is_a_reference_that_the_log_resolves(create: Create, 
 async def test_a_model_may_recall_a_file_of_its_own_session_alone(create: Create) -> None:
     async with await create(SMALL) as session, await create(SMALL) as other:
         part = read(await LargeFileHandler(session).handle_file("src/parser.py", content=CODE))
-        entries, tenant = EntryFinder(find_log(), find_engine().index), (await find_log().find_key(session.id)).tenant
+        entries, tenant = (
+            EntryFinder(find_log(), find_engine().index),
+            (await find_log().find_key(session.id)).tenant,
+        )
         for own, is_found in ((session, True), (other, False)):
             scope = Scope(session=own.id, tenant=tenant, reach="branch", history=None)
             if is_found:

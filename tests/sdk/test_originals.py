@@ -38,8 +38,8 @@ async def load_context(session: Session) -> SendableDocument:
     (shared,) = ENGINES.open.values()
     engine = shared.engine
     inputs = SavingsInputs(PriceList(engine.models.card, shared.settings.providers()), shared.settings.budget)
-    log = engine.memory_compaction.memory.archive
-    return await load_sendable(log, engine.manual_compaction, session.id, inputs)
+    log = engine.archive
+    return await load_sendable(log, engine.context.memory.manual, session.id, inputs)
 
 
 async def test_an_epoch_that_opens_with_a_message_is_its_compaction_result(

@@ -9,19 +9,25 @@ from typing import Any
 import msgspec
 
 from benchmarks import chat_wires
-from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
-from proxy.context.conversation import BuilderPolicy
-from proxy.context.epoch_decision import Holdout
+from proxy.context.conversation import BuilderPolicy, SnapshotPolicy
 from proxy.context.message_features import extract_features
+from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import SentRequest
+from proxy.engine.compaction.model_call import ModelCaller
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.spending import SpendBudget
-from proxy.engine.compaction.summarizer import build_summarizer
-from proxy.engine.compaction.trigger import build_trigger
+from proxy.engine.compaction.summarizer import Summarizer
+from proxy.engine.compaction.trigger import CompactionTrigger
+from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.controller import ContextController
+from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.memory.memory import SessionMemory
+from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
@@ -191,31 +197,38 @@ class Workshop(Engine):
         self.log = log
         self.later: list[Callable[[], None]] = []
         self.catalog = StatedCatalog(window, card)
-        models = Models(
-            self.catalog, TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
-        )
         providers = {**providers, "main": provider} if provider is not None else {**providers}
+        models = Models(
+            self.catalog,
+            TokenCounter(QuarterTokens()),
+            BudgetPolicy(ceiling),
+            self.clock,
+            self.tasks.spawn,
+            providers=providers,
+        )
         self.memory, planner = ContextCaches(log, models.counter, 1 << 26), make_planner(providers=providers)
         self.leases = MemoryLeases(self.clock)
         count = lambda text: QuarterTokens().count(text, "o200k_base")[0]  # noqa: E731
-        self.summarizer = build_summarizer(
-            policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
-            clock=self.clock, ids=self.ids, providers=providers,
-            routes=[Route(self.model), *map(Route, others)],
-            count=count, hook=hook, secret=b"secret",
-            texts=TextJobs({"count": count, "extract": extract_features}),
-        )  # fmt: skip
-        self.trigger = build_trigger(
-            policy, self.summarizer, archive=log, gate=self.gate, leases=self.leases, memory=self.memory,
-            tasks=self.tasks, bus=self.bus, planner=planner, builder_policy=BuilderPolicy(),
+        texts = TextJobs({"count": count, "extract": extract_features})
+        caller = ModelCaller(policy, engine_policy, self.relay, self.memory, models, self.ids)
+        routes = [Route(self.model, edits_context=self.edits_context), *map(Route, others)]
+        self.summarizer = Summarizer(caller, hook, routes, b"secret", texts)
+        self.remembered = SessionMemory(archive=log, gate=self.gate, clock=self.clock, texts=texts)
+        call_later = lambda seconds, work: self.later.append(work)  # noqa: E731
+        self.worker = SummaryWorker(
+            summarizer=self.summarizer,
+            planner=planner,
+            builder_policy=BuilderPolicy(),
+            credentials=CredentialCache(self.clock, call_later),
+            leases=self.leases,
             owner="me",
-            call_later=lambda seconds, work: self.later.append(work),
-        )  # fmt: skip
-        self.worker = self.trigger.worker
-        self.controller = build_controller(
-            models=models, planner=planner, bus=self.bus, clock=self.clock, providers=providers, caches=self.memory,
-            observer=self.trigger, holdout=Holdout(), hard_wait_seconds=30.0,
-        )  # fmt: skip
+            remember=self.remembered.remember,
+        )
+        snapshots = SnapshotMemory(memory=self.remembered, worker=self.worker, policy=SnapshotPolicy())
+        self.trigger = CompactionTrigger(worker=self.worker, start_memory=snapshots.start, call_later=call_later)
+        states = StateReader(self.memory, models, self.bus, self.clock, is_asked=self.remembered.is_due)
+        chain = FallbackChain(states, planner, self.bus, hard_wait_seconds=30.0, memory=snapshots)
+        self.controller = ContextController(states, chain, self.trigger, self.bus)
         self.exchanges = ExchangeService(
             engine_policy,
             FORMATS,

@@ -19,11 +19,11 @@ from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Arc
 from proxy.engine.recall.rounds import RecallRounds, Run, build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader, UnreadResponses
+from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
-from proxy.model.events import CallUnreadableEvent, Event, ExchangeRecorded
+from proxy.model.events import Event
 from proxy.model.exchange import ClientRequest, Headers, HeldRow, Opening, Outcome, Reading, SessionKey
 from proxy.model.lineage import Step, StoredSession
 from proxy.model.log import (
@@ -496,19 +496,12 @@ class Engine:
         hear_all(self.bus, self.events.append)
         self.gate = DurabilityWaiter(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
-        self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)
-        self.bus.subscribe(CallUnreadableEvent, self.lineage.note_unread)
         self.readings = ResponseReader(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
         routes = [Route(self.upstream, edits_context=provider is None or provider.edits_context)]
-        self.reception = RequestResolver(
-            policy, routes, lineage=self.lineage, reader=self.readings, clock=self.clock, ids=self.ids
-        )
+        self.reception = RequestResolver(policy, routes, reader=self.readings, clock=self.clock, ids=self.ids)
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}
-        self.leftovers = UnreadResponses(
-            self.archive, self.bus, self.tasks, self.lineage, self.readings, formats=formats
-        )
         self.controller = make_controller(
             *(self.archive, self.bus, self.clock, self.tasks),
             ceiling=ceiling,

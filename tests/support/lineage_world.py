@@ -151,7 +151,7 @@ class World:
     async def _go_on(self, after: Engine) -> Engine:
         await after.archive.reopen()
         engine = Engine(policy=self._policy, after=after, tasks=StillTasks())
-        await engine.leftovers.take_up()
+        await engine.readings.take_up_left()
         return engine
 
     def send(self, asking: Asking, seed: int, *, refuses: bool = False) -> Call:

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
@@ -14,7 +13,8 @@ from proxy.context.model_catalog import Encoding
 from proxy.engine.context.accounting import SentObserver
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanJob, RenderedPlan, compute_plan
-from proxy.engine.context.request_state import OutgoingRequest, RequestState
+from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.lineage.chain import make_chain, read_messages
@@ -28,6 +28,7 @@ from proxy.model.card import Card, LimitKey
 from proxy.model.errors import WorkerLost
 from proxy.model.exchange import Headers, Mode, SessionKey
 from proxy.model.lineage import Relation, Step, compute_chain_root
+from proxy.model.lru import LruCache
 from proxy.wire.body import split_body
 from proxy.wire.chat_completions import ChatCompletions
 
@@ -125,21 +126,15 @@ def make_controller(
 ) -> ContextController:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     counter = TokenCounter(tokenizer or QuarterTokens())
-    models = Models(StatedCatalog(window, card), counter, BudgetPolicy(ceiling), clock, tasks.spawn)
-    memory, holdout = ContextCaches(archive, models.counter, 1 << 26), Holdout(held_out, b"secret")
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
-    return build_controller(
-        models=models,
-        planner=make_planner(builder, providers, plans_ahead=plans_ahead, has_ahead=has_ahead),
-        bus=bus,
-        clock=clock,
-        providers=providers,
-        caches=memory,
-        observer=watcher or NoObserver(),
-        holdout=holdout,
-        hard_wait_seconds=hard_wait_seconds,
-        offers=offers,
+    models = Models(
+        StatedCatalog(window, card), counter, BudgetPolicy(ceiling), clock, tasks.spawn, providers=providers
     )
+    caches, holdout = ContextCaches(archive, models.counter, 1 << 26), Holdout(held_out, b"secret")
+    states = StateReader(caches, models, bus, clock, holdout, offers=offers)
+    planner = make_planner(builder, providers, plans_ahead=plans_ahead, has_ahead=has_ahead)
+    chain = FallbackChain(states, planner, bus, hard_wait_seconds=hard_wait_seconds)
+    return ContextController(states, chain, watcher or NoObserver(), bus)
 
 
 def make_planner(
@@ -155,7 +150,7 @@ def make_planner(
     Those that are made ahead, if there are any, are added to `plans_ahead`.
     """
     made = builder or make_builder()
-    return EpochPlanner(PlanThread(made, plans_ahead, has_ahead=has_ahead), made, secret, providers or {})
+    return EpochPlanner(PlanThread(made, plans_ahead, has_ahead=has_ahead), made, secret, providers or {}, LruCache(1))
 
 
 class PlanThread:

@@ -8,7 +8,6 @@ from proxy.engine.compaction.job import ManualOptions, SentRequest
 from proxy.engine.compaction.manual import Compaction, ManualCompaction
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive
-from proxy.engine.request_resolver import Route
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
 
@@ -22,12 +21,8 @@ def make_manual_compaction(shop: Workshop, archive: Any = None, gate: Any = None
         archive=log,
         gate=gate or shop.gate,
         worker=shop.worker,
-        states=shop.controller.states,
-        chain=shop.controller.chain,
-        routes=[Route(shop.model, edits_context=shop.edits_context)],
+        controller=shop.controller,
         find_strategy=EnginePolicy().find_strategy,
-        clock=shop.clock,
-        ids=shop.ids,
     )
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.compaction.credentials import CallCredential
-from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelResponse
+from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller, ModelResponse
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
@@ -38,14 +37,13 @@ class Setup:
         self.engine = Engine(policy=engine_policy, is_instant=True)
         engine, counting = self.engine, TokenCounter(QuarterTokens())
         self.catalog = StatedCatalog(1_000_000)
-        models = Models(self.catalog, counting, BudgetPolicy(), engine.clock, engine.tasks.spawn)
+        models = Models(
+            *(self.catalog, counting, BudgetPolicy(), engine.clock, engine.tasks.spawn), providers=providers or {}
+        )
         self.memory = ContextCaches(engine.archive, counting, 1 << 24)
-        summarizer = build_summarizer(
-            policy or CompactionPolicy(), engine_policy, relay=engine.relay, memory=self.memory, models=models,
-            tasks=engine.tasks, bus=engine.bus, clock=engine.clock, ids=engine.ids,
-            providers=providers or {}, routes=(), count=len, hook=None, secret=b"secret",
-        )  # fmt: skip
-        self.caller, self.health = summarizer.caller, summarizer.health
+        limits = policy or CompactionPolicy()
+        self.caller = ModelCaller(limits, engine_policy, engine.relay, self.memory, models, engine.ids)
+        self.health = self.caller.health
 
     def make_call(self, **changes: Any) -> ModelCall:
         """A question in the session of tests."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compaction
+from proxy.engine.memory.compaction import MemoryCompaction
 from tests.support.compacting import REPORT, Workshop, say
 from tests.support.managing import Message
 from tests.support.manual_compaction import make_manual_compaction
@@ -17,7 +17,7 @@ FACTS = """
 
 def make_memory(shop: Workshop) -> MemoryCompaction:
     """Return what makes memory of the sessions of an engine."""
-    return build_memory_compaction(shop.log, shop.gate, shop.clock, make_manual_compaction(shop))
+    return MemoryCompaction(memory=shop.remembered, manual=make_manual_compaction(shop))
 
 
 def make_turn(n: int, text: str, steps: int = 2, size: int = 1500) -> list[Message]:

@@ -34,7 +34,6 @@ from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner
-from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import Opening, Outcome
 from proxy.read.savings import SavingsInputs
 from proxy.server.access import FindTenant
@@ -181,16 +180,9 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         TurnsApi(cast(Any, None)),
     )
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
-    events = EventStream("run", loop.call_later, SystemClock().now_ms)
-    EventPublisher(
-        bus,
-        events,
-        PriceList(controller.states.models.card),
-        number=archive.number_calls,
-        tasks=tasks,
-        call_later=loop.call_later,
-        now_ms=SystemClock().now_ms,
-    )
+    call_later, now_ms = loop.call_later, SystemClock().now_ms
+    publisher = EventPublisher("run", bus, prices, number=archive.number_calls, call_later=call_later, now_ms=now_ms)
+    events = publisher.stream
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(
         policy,
@@ -244,14 +236,10 @@ def _build_exchanges(
     controller: ContextController,
 ) -> tuple[ExchangeService, ResponseReader]:
     lineage = make_lineage(archive, SystemClock(), plan.engine)
-    bus.subscribe(ExchangeRecorded, lineage.note_outcome)
-    bus.subscribe(CallUnreadableEvent, lineage.note_unread)
     readings = ResponseReader(archive, bus, tasks, lineage, plan.engine.record_cap_bytes)
     parts = (archive, DurabilityWaiter(archive, plan.engine.commit_wait_ms), readings, bus, SystemClock())
     relay = RescuedRelay(plan.rescuer, *parts) if plan.rescuer is not None else Relay(*parts)
-    reception = RequestResolver(
-        plan.engine, [Route(forwarder)], lineage=lineage, reader=readings, clock=SystemClock(), ids=SystemIds()
-    )
+    reception = RequestResolver(plan.engine, [Route(forwarder)], reader=readings, clock=SystemClock(), ids=SystemIds())
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
     least = plan.loops.threshold

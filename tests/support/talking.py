@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from proxy.assembly import attach_snapshots
-from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
@@ -31,7 +29,6 @@ from tests.support.engine import (
 )
 from tests.support.kept_log import KeptLog
 from tests.support.managing import Message, make_history, spell
-from tests.support.remembering import make_memory
 
 NAME: Headers = ((b"x-palimpsest-session", b"talk"), (b"authorization", b"Bearer sk-1"))
 MOST_STEPS = 150
@@ -96,9 +93,7 @@ class Talk:
         """The engine, after another one that was stopped, if that is given."""
         known: Any = {"archive": log, "after": after, "provider": provider, "card": self._card}
         if self._has_reports:
-            shop = Workshop(policy=CompactionPolicy(), ceiling=ceiling or 0, upstream=self.upstream, **known)
-            attach_snapshots(shop.trigger, shop.controller, make_memory(shop).memory, SnapshotPolicy())
-            return shop
+            return Workshop(policy=CompactionPolicy(), ceiling=ceiling or 0, upstream=self.upstream, **known)
         return Engine(self.upstream, ceiling=ceiling, run=self._run, **known)
 
     async def ask(self, messages: Sequence[Message], *headers: tuple[bytes, bytes], **members: Any) -> RecordingClient:

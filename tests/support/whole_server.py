@@ -71,7 +71,7 @@ async def serving_whole(data: Path, upstream: ScriptedUpstream, **flags: object)
 @contextlib.asynccontextmanager
 async def serving_engine(engine: Engine, settings: Settings) -> AsyncIterator[WholeServer]:
     """Serve an engine until the block ends. It is not closed then."""
-    policy = replace(settings.server_policy(), hop_id=engine.hop_id)
+    policy = replace(settings.server_policy(), hop_id=engine.network.hop_id)
     app, _ = build_app(engine, settings, policy)
     config = configure(app, policy, engine)
     config.load()

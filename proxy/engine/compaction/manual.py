@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from proxy.context.budget import Budget
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_scope import make_own_body
-from proxy.engine.context.fallback import FallbackChain
-from proxy.engine.context.request_state import RequestState, StateReader
+from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.options import read_ceiling, read_strategy
-from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.ports import Archive
 from proxy.engine.recorded.conversation import find_format, load_chain
 from proxy.engine.recorded.lookup import pick_branch, read_back, read_branch_back
 from proxy.engine.request import ManagedRequest
@@ -72,17 +72,20 @@ class Compaction(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class ManualCompaction:
-    """Compacts sessions of the log. `routes` has all upstreams."""
+    """Compacts sessions of the log."""
 
     archive: Archive
     gate: DurabilityWaiter
     worker: SummaryWorker
-    states: StateReader
-    chain: FallbackChain
-    routes: Sequence[Route]
+    controller: ContextController
     find_strategy: Callable[[str], Strategy]  # of a model's requests that ask for none
-    clock: Clock
-    ids: Ids
+
+    def __post_init__(self) -> None:
+        self.states, self.chain, self.clock = (
+            self.controller.states,
+            self.controller.chain,
+            self.controller.states.clock,
+        )
 
     async def compact(self, session: str, options: ManualOptions, view: str = "", branch: str = "") -> Compaction:
         """Compact the newest conversation of a session, or the newest with the model `view`.
@@ -188,7 +191,7 @@ class ManualCompaction:
         )
 
     def _find_route(self, name: str) -> Route:
-        for route in self.routes:
+        for route in self.worker.summarizer.routes:
             if route.upstream.name == name:
                 return route
         raise Conflict(f"the upstream of this session, {name!r}, is no longer in the settings")
@@ -212,7 +215,9 @@ class ManualCompaction:
     async def _open_epoch(self, state: RequestState) -> Epoch | None:
         """Open an epoch that keeps only what must stay, with a ledger in proportion to the conversation's size."""
         try:
-            return await self.chain.open_by_hand(state, compute_goal(state), self.commit, self.ids.next_exchange())
+            return await self.chain.open_by_hand(
+                state, compute_goal(state), self.commit, self.worker.summarizer.caller.ids.next_exchange()
+            )
         except Invalid as error:
             raise Conflict(f"what would be sent is not as valid as what the client sent: {error}") from error
 

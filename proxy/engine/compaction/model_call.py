@@ -15,15 +15,17 @@ import msgspec
 from proxy.context.pricing import Cost
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.model_health import ModelHealth
+from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.models import Models
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Clock, Ids, Upstream
+from proxy.engine.ports import Ids, Upstream
 from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
 from proxy.engine.response_stream import LocalClient, is_plain_stream
-from proxy.engine.runtime import EngineBus, TaskRunner, attempt
+from proxy.engine.runtime import attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import SUCCESS, Headers, Opening, Reading, Round, SessionKey, Usage
@@ -217,7 +219,7 @@ class RunningCall(LocalClient):
         )
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class ModelCaller:
     """Makes calls of our own, within the limits of spending, rates and failures.
 
@@ -225,15 +227,17 @@ class ModelCaller:
     response is of no use, and is recorded however it ends.
     """
 
+    limits: CompactionPolicy
     policy: EnginePolicy
     relay: Relay
-    memory: ContextCaches
-    tasks: TaskRunner
-    bus: EngineBus
-    clock: Clock
+    caches: ContextCaches
+    models: Models
     ids: Ids
-    health: ModelHealth
-    time_limit_seconds: float
+
+    def __post_init__(self) -> None:
+        self.bus, self.clock, self.tasks = self.relay.bus, self.relay.clock, self.relay.bus.tasks
+        self.health = ModelHealth(self.limits, self.models, self.bus, self.clock)
+        self.time_limit_seconds = self.limits.time_limit_seconds
 
     async def call(self, asked: ModelCall, *, is_manual: bool = False) -> ModelResponse | FailedCall:
         """Send a call if it may be made, and wait for its response up to the time limit.
@@ -301,8 +305,8 @@ class ModelCaller:
         if asked.extends is None:
             body = make_capped_manifest(asked.body, cap)
         else:
-            self.memory.forget_lost()
-            body = self.memory.sent.keep(asked.extends, asked.body)
+            self.caches.forget_lost()
+            body = self.caches.sent.keep(asked.extends, asked.body)
         return Opening(
             exchange=call.id,
             session=asked.session,

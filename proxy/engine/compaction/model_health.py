@@ -10,8 +10,10 @@ import msgspec
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import SpendBudget
+from proxy.engine.models import Models
 from proxy.engine.ports import Clock
-from proxy.model.events import LimitsTold
+from proxy.engine.runtime import EngineBus
+from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Headers, SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.wire.credentials import is_subscription
@@ -196,21 +198,20 @@ class RateLimits:
 
 
 class ModelHealth:
-    """All that is known of the models that may be asked, and the decision whether one may be asked now.
+    """All that is known of the models that may be asked, and the decision whether one may be asked now."""
 
-    `owned` are the upstreams that are called with an API key of the settings.
-    """
-
-    def __init__(
-        self, policy: CompactionPolicy, budget: SpendBudget, clock: Clock, owned: Collection[str] = ()
-    ) -> None:
+    def __init__(self, policy: CompactionPolicy, models: Models, bus: EngineBus, clock: Clock) -> None:
+        # the upstreams that are called with an API key of the settings
+        self._owned = frozenset(name for name, provider in models.providers.items() if provider.has_own_key)
         self.breakers = CircuitBreakers()
         self.cache_hits = CacheHitTracker()
-        self.limits = RateLimits(clock, owned)
-        self.budget = budget
+        self.limits = RateLimits(clock, self._owned)
+        self.budget = SpendBudget(policy, models.prices, bus, clock)
         self._policy = policy
         self._clock = clock
-        self._owned = frozenset(owned)
+        bus.subscribe(LimitsTold, self.limits.record)
+        bus.subscribe(ExchangeRecorded, self.budget.record_exchange)
+        bus.subscribe(AnswerRead, self.budget.record_answer)
 
     def find_objection(
         self,

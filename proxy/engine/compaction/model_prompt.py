@@ -1,7 +1,6 @@
 """The bodies of calls for summaries: the last request with an instruction appended, or a transcript."""
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
@@ -54,15 +53,13 @@ class SummaryPrompt(msgspec.Struct, frozen=True, gc=False):
 class PromptBuilder:
     """Writes the bodies of calls for summaries: transcripts by `texts`, what is around them in a thread.
 
-    `count` gives the tokens of a text, `hook` may change the instruction.
+    `hook` may change the instruction.
     """
 
-    def __init__(
-        self, policy: CompactionPolicy, count: Callable[[str], int], hook: PromptHook | None, texts: TextJobs
-    ) -> None:
+    def __init__(self, policy: CompactionPolicy, hook: PromptHook | None, texts: TextJobs) -> None:
         self._policy = policy
         self._texts = texts
-        self._count = count
+        self._count = texts.count
         self._hook = hook
 
     async def write_warm(

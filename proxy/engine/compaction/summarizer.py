@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,9 +16,8 @@ from proxy.context.compaction.summary_text import SummaryFrame
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SentRequest, SummaryJob, format_date
 from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller, ModelResponse
-from proxy.engine.compaction.model_health import ModelHealth
 from proxy.engine.compaction.model_prompt import PromptBuilder, SummaryPrompt, expect_input, expect_warm_input
-from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
+from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.provider_compaction import (
     ProviderCompaction,
     check_compaction,
@@ -26,17 +25,11 @@ from proxy.engine.compaction.provider_compaction import (
     write_prompt,
 )
 from proxy.engine.compaction.scheduling import SummaryModel, list_summary_models
-from proxy.engine.compaction.spending import SpendBudget
-from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.models import Models, PriceList
-from proxy.engine.policy import UNKNOWN_PROVIDER, EnginePolicy, Provider
-from proxy.engine.ports import Clock, Ids
-from proxy.engine.relay import Relay
+from proxy.engine.policy import UNKNOWN_PROVIDER
 from proxy.engine.request_resolver import Route
-from proxy.engine.runtime import EngineBus, TaskRunner, attempt
+from proxy.engine.runtime import attempt
 from proxy.engine.text_jobs import TextJobs
 from proxy.model.epoch import Summary, SummaryLevel
-from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.headers import select_stored
@@ -108,26 +101,23 @@ class _Attempt(msgspec.Struct, frozen=True, gc=False):
         self.attempts.problems.append(f"{self.target.model}: {problem}")
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Summarizer:
     """Writes summaries, and never fails: responses of models are validated, and summaries can be made without a model.
 
-    `secret` makes the ids of summaries unguessable. The keys of `providers` are upstream names.
+    `hook` may change the instruction. `secret` makes the ids of summaries unguessable.
     """
 
-    policy: CompactionPolicy
     caller: ModelCaller
-    health: ModelHealth
-    prompts: PromptBuilder
-    models: Models
+    hook: PromptHook | None
     routes: Sequence[Route]
-    providers: Mapping[str, Provider]
-    clock: Clock
     secret: bytes
-    count: Callable[[str], int]
     texts: TextJobs
 
     def __post_init__(self) -> None:
+        caller, self.count = self.caller, self.texts.count
+        self.policy, self.models, self.health, self.clock = caller.limits, caller.models, caller.health, caller.clock
+        self.providers, self.prompts = self.models.providers, PromptBuilder(self.policy, self.hook, self.texts)
         self.provider_compaction = ProviderCompaction(self.providers, self.health.breakers, self.clock)
 
     def may_ask(self, request: SentRequest) -> bool:
@@ -360,57 +350,6 @@ class Summarizer:
             level=WITHOUT_MODEL,
             is_provisional=job.level < WITHOUT_MODEL,
         )
-
-
-def build_summarizer(
-    policy: CompactionPolicy,
-    engine_policy: EnginePolicy,
-    *,
-    relay: Relay,
-    memory: ContextCaches,
-    models: Models,
-    tasks: TaskRunner,
-    bus: EngineBus,
-    clock: Clock,
-    ids: Ids,
-    providers: Mapping[str, Provider],
-    routes: Sequence[Route],
-    count: Callable[[str], int],
-    hook: PromptHook | None,
-    secret: bytes,
-    texts: TextJobs | None = None,
-) -> Summarizer:
-    """Return a summarizer with all its parts, subscribed to the bus."""
-    texts = texts or TextJobs({"count": count})
-    owned = frozenset(name for name, provider in providers.items() if provider.has_own_key)
-    health = ModelHealth(policy, SpendBudget(policy, PriceList(models.card, providers), bus, clock), clock, owned)
-    bus.subscribe(LimitsTold, health.limits.record)
-    bus.subscribe(ExchangeRecorded, health.budget.record_exchange)
-    bus.subscribe(AnswerRead, health.budget.record_answer)
-    caller = ModelCaller(
-        policy=engine_policy,
-        relay=relay,
-        memory=memory,
-        tasks=tasks,
-        bus=bus,
-        clock=clock,
-        ids=ids,
-        health=health,
-        time_limit_seconds=policy.time_limit_seconds,
-    )
-    return Summarizer(
-        policy=policy,
-        caller=caller,
-        health=health,
-        prompts=PromptBuilder(policy, count, hook, texts),
-        models=models,
-        routes=routes,
-        providers=providers,
-        clock=clock,
-        secret=secret,
-        count=count,
-        texts=texts,
-    )
 
 
 def _make_bare_credential(job: SummaryJob) -> CallCredential:

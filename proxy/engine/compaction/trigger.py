@@ -1,36 +1,21 @@
-"""Starting the summary worker after a call that was sent near the soft mark or above it.
+"""Starting the summary worker after a call that was sent near the soft mark or above it."""
 
-`build_trigger` builds the trigger and its worker.
-"""
-
-import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanInputs
 from proxy.context.epoch_decision import Decision
-from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
+from proxy.engine.compaction.credentials import CallCredential, CallLater
 from proxy.engine.compaction.job import SentRequest
-from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.progress import CompactionProgress
-from proxy.engine.compaction.spending import SpendBudget
-from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import find_matching
-from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
-from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.models import Models
 from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
-from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EngineBus, TaskRunner, attempt
-from proxy.engine.text_jobs import index_plan
+from proxy.engine.runtime import attempt
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SUCCESS, SessionKey, Usage
@@ -66,26 +51,28 @@ class _OpenCall(msgspec.Struct, gc=False):
 class CompactionTrigger:
     """Follows the clients' calls, and starts the worker after those that need a summary. Nothing here waits.
 
-    The keys of `providers` are upstream names. `models` knows which models have a price: a local server without prices
-    is assumed to serve one request at a time.
+    A local server without prices is assumed to serve one request at a time.
     """
 
-    policy: CompactionPolicy
     worker: SummaryWorker
-    credentials: CredentialCache
-    budget: SpendBudget
-    providers: Mapping[str, Provider]
-    models: Models
+    start_memory: StartMemory  # of the strategy `snapshot`
     call_later: CallLater
 
     def __post_init__(self) -> None:
+        summarizer, self.policy, self.credentials = self.worker.summarizer, self.worker.policy, self.worker.credentials
+        self.budget, self.models, self.providers = summarizer.health.budget, summarizer.models, summarizer.providers
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
-        self.start_memory: StartMemory | None = None  # of the strategy `snapshot`
-        self.describe_outputs: Callable[[SentRequest], object] | None = None  # by `files.summary_model`
+        self.followers: list[Callable[[SentRequest], object]] = []  # told of the calls whose branch the worker may take
         self._unread = LruCache[str, SentRequest](_MOST_UNREAD)  # its answered calls, until their responses were read
         self._newest: dict[str, str] = {}  # the newest call of each local server
         self.stoppers: list[Callable[[str], object]] = []  # of other work at a local server, which has a call now
         self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
+        bus = summarizer.caller.bus
+        bus.subscribe(ExchangeRecorded, self.note_exchange)
+        bus.subscribe(AnswerRead, self.note_answer)
+        if self.policy.spend_per_day:
+            loading = self.budget.load_today(self.worker.archive.sum_auxiliary)
+            summarizer.caller.tasks.spawn(attempt(loading, _log_unknown_spending))
 
     def note_arrival(self, request: ManagedRequest) -> None:
         """Record that a call has arrived, managed or not. On a local server it has precedence over summaries."""
@@ -147,15 +134,15 @@ class CompactionTrigger:
             self._unread.put(event.exchange, request)
         elif not self.is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
-            if self.describe_outputs is not None:
-                self.describe_outputs(request)
+            for follow in self.followers:
+                follow(request)
         elif self.policy.model:  # a server with one request at a time summarises only if a model is set
             self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
 
     def note_answer(self, event: AnswerRead) -> None:
         """Start to make memory behind a response whose prompt has filled its budget. Subscribed to the bus."""
         request = self._unread.pop(event.exchange) if event.is_informative else None
-        if request is None or self.start_memory is None:
+        if request is None:
             return
         state = request.state
         if (event.usage.input or state.to_model_tokens(request.tokens)) > state.to_model_tokens(state.budget.soft):
@@ -193,61 +180,6 @@ def is_near(host: str) -> bool:
     except ValueError:
         return bool(host) and ("." not in host or host.endswith(_NEAR))
     return address.is_private or address.is_loopback or address.is_link_local
-
-
-def build_trigger(
-    policy: CompactionPolicy,
-    summarizer: Summarizer,
-    *,
-    archive: Archive,
-    gate: DurabilityWaiter,
-    leases: Leases,
-    memory: ContextCaches,
-    tasks: TaskRunner,
-    bus: EngineBus,
-    planner: EpochPlanner,
-    builder_policy: BuilderPolicy,
-    owner: str,
-    call_later: CallLater,
-) -> CompactionTrigger:
-    """Return the trigger of a worker that uses this summarizer, subscribed to the bus.
-
-    `owner` names this process among those that share a log.
-    """
-    budget, credentials = summarizer.health.budget, CredentialCache(summarizer.clock, call_later)
-    span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
-
-    async def index_request(request: SentRequest, inputs: PlanInputs) -> ConversationIndex:
-        job = await asyncio.to_thread(planner.make_job, request.state.request, request.state.history, inputs)
-        return await summarizer.texts.run(index_plan, job, span_policy)
-
-    worker = SummaryWorker(
-        policy=policy,
-        summarizer=summarizer,
-        archive=archive,
-        gate=gate,
-        leases=leases,
-        memory=memory,
-        tasks=tasks,
-        progress=CompactionProgress(bus, summarizer.clock.monotonic),
-        credentials=credentials,
-        index_request=index_request,
-        owner=owner,
-    )
-    trigger = CompactionTrigger(
-        policy=policy,
-        worker=worker,
-        credentials=credentials,
-        budget=budget,
-        providers=summarizer.providers,
-        models=summarizer.models,
-        call_later=call_later,
-    )
-    bus.subscribe(ExchangeRecorded, trigger.note_exchange)
-    bus.subscribe(AnswerRead, trigger.note_answer)
-    if policy.spend_per_day:
-        tasks.spawn(attempt(budget.load_today(archive.sum_auxiliary), _log_unknown_spending))
-    return trigger
 
 
 def _log_unknown_spending(error: Exception) -> None:

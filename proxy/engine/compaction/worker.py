@@ -5,6 +5,7 @@ summary is in the log before it is used.
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from proxy.context.compaction.spans import (
     is_worth_sending,
     list_merge_candidates,
 )
-from proxy.context.conversation import ConversationIndex, PlanInputs
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanInputs
 from proxy.context.plan_draft import compute_summaries_budget
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import (
@@ -35,17 +36,16 @@ from proxy.engine.compaction.job import (
     make_merge_job,
     make_turns_job,
 )
-from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.progress import CompactionProgress
 from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
-from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.ports import Archive, Leases
+from proxy.engine.ports import Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import TaskRunner, attempt
+from proxy.engine.runtime import attempt
+from proxy.engine.text_jobs import index_plan
 from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict
 
@@ -77,23 +77,25 @@ _log = logging.getLogger("palimpsest.compaction")
 class SummaryWorker:
     """Makes summaries of requests that were sent.
 
-    `index_request` returns the index of a conversation. `owner` names this process among those that share
-    a log. `remember` is told of each summary of messages.
+    `builder_policy` is that of epochs. `owner` names this process among those that share a log. `remember` is told of
+    each summary of messages.
     """
 
-    policy: CompactionPolicy
     summarizer: Summarizer
-    archive: Archive
-    gate: DurabilityWaiter
-    leases: Leases
-    memory: ContextCaches
-    tasks: TaskRunner
-    progress: CompactionProgress
+    planner: EpochPlanner
+    builder_policy: BuilderPolicy
     credentials: CredentialCache
-    index_request: Callable[[SentRequest, PlanInputs], Awaitable[ConversationIndex]]
+    leases: Leases
     owner: str
-    remember: Remember | None = None
+    remember: Remember
     schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
+
+    def __post_init__(self) -> None:
+        caller = self.summarizer.caller
+        self.policy, self.caches, self.tasks = self.summarizer.policy, caller.caches, caller.tasks
+        self.archive, self.gate = caller.relay.archive, caller.relay.durability
+        self.progress = CompactionProgress(caller.bus, caller.clock.monotonic)
+        self._span_policy = dataclasses.replace(self.builder_policy, protect_turns=self.policy.protect_turns)
 
     def start(self, request: SentRequest) -> None:
         """Start work on the branch of a request, unless it is running or there is nothing to do."""
@@ -166,7 +168,8 @@ class SummaryWorker:
         """Return the index of a conversation."""
         state = request.state
         inputs = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
-        return await self.index_request(request, inputs)
+        job = await asyncio.to_thread(self.planner.make_job, state.request, state.history, inputs)
+        return await self.summarizer.texts.run(index_plan, job, self._span_policy)
 
     def choose_job(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
@@ -242,9 +245,9 @@ class SummaryWorker:
         for replaced in _list_unused(context, (*summary.supersedes, *summary.parents)):
             self.summarizer.health.budget.record_waste(replaced.session, replaced.calls)
         context.add_summary(summary)
-        self.memory.contexts.add_summary(summary)  # the cache may have a new context of the session by now
+        self.caches.contexts.add_summary(summary)  # the cache may have a new context of the session by now
         self.progress.add(job, summary)
-        if self.remember is not None and not (summary.parents or summary.block):
+        if not (summary.parents or summary.block):
             await attempt(self.remember(job, summary), partial(_log_forgotten, summary))
         return True
 
@@ -368,7 +371,7 @@ class SummaryWorker:
     async def keep_for_memory(self, job: SummaryJob, made: Summary) -> bool:
         """Keep a summary of turns; one of few messages, or with one that the log has in part, is only remembered."""
         is_kept = job.span.tokens >= LEAST and await self.keep(job, made)
-        if not is_kept and self.remember is not None:  # without the log's copy there is no reference to name
+        if not is_kept:  # without the log's copy there is no reference to name
             await self.remember(job, replace(made, id=""))
         return is_kept
 

@@ -27,6 +27,7 @@ from proxy.context.epoch_decision import (
 )
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.context.accounting import (
+    AnswerAccounting,
     SentObserver,
     UsageAccounting,
     add_note,
@@ -70,17 +71,17 @@ class ContextController:
         self,
         states: StateReader,
         chain: FallbackChain,
-        accounting: UsageAccounting,
-        bus: EngineBus,
         observer: SentObserver,
+        bus: EngineBus,
     ) -> None:
         self.states = states
         self.chain = chain
         self._caches = states.caches
-        self._accounting = accounting
+        self._accounting = UsageAccounting(states.caches.sent, states.calibrator, observer)
         self._bus = bus
         self._observer = observer
         self._clock = states.clock
+        AnswerAccounting(bus, states.models.prices, states.calibrator, states.caches.prompts)
 
     def decide_at_once(self, request: ResolvedRequest) -> OutgoingRequest | None:
         """Return what is sent if that is known without waiting. Return None if `decide` is needed.

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from typing import Protocol
@@ -34,6 +34,7 @@ from proxy.model.epoch import (
     decode_edits,
 )
 from proxy.model.lineage import count_shared_nodes
+from proxy.model.lru import LruCache
 from proxy.model.messages import Message, MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.rendering import Role, detach_items, reach_user, render
@@ -214,7 +215,10 @@ class PlanWorker(Protocol):
 
 
 class EpochPlanner:
-    """Drafts epochs. `worker` makes the plans; `secret` makes references unguessable."""
+    """Drafts epochs. `worker` makes the plans; `secret` makes references unguessable.
+
+    `sentences` has what outputs of a session are described by, as `ContextCaches.sentences` has it.
+    """
 
     def __init__(
         self,
@@ -222,12 +226,13 @@ class EpochPlanner:
         builder: ContextBuilder,
         secret: bytes,
         providers: Mapping[str, Provider],
+        sentences: LruCache[str, Mapping[str, str]],
     ) -> None:
         self._worker = worker
         self._builder = builder
         self._secret = secret
         self._providers = providers
-        self.find_sentences: Callable[[str], Mapping[str, str]] = lambda session: {}  # about outputs of a session
+        self._sentences = sentences
 
     def draft(
         self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs, *, is_ahead: bool = False
@@ -285,7 +290,7 @@ class EpochPlanner:
                 needs_thinking=rules.needs_thinking,
                 needs_json=rules.needs_json,
                 strategy=request.strategy,
-                sentences=self.find_sentences(request.session.id),
+                sentences=self._sentences.peek(request.session.id) or {},
             ),
         )
 

@@ -26,11 +26,9 @@ from proxy.engine.context.epoch_planner import (
 )
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.history_cache import HistoryCache
-from proxy.engine.context.request_state import NO_MEMORY, MemorySource, OutgoingRequest, RequestState
+from proxy.engine.context.request_state import NO_MEMORY, MemorySource, OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid, Rewriter
-from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
-from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus
 from proxy.model import Value
 from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, ReducedForm, Rung
@@ -90,24 +88,23 @@ class FallbackChain:
 
     def __init__(
         self,
-        *,
-        caches: ContextCaches,
+        states: StateReader,
         planner: EpochPlanner,
-        rewriter: Rewriter,
         bus: EngineBus,
-        clock: Clock,
+        *,
         hard_wait_seconds: float,
+        memory: MemorySource = NO_MEMORY,
         is_patient: bool = False,
     ) -> None:
-        self._contexts = caches.contexts
-        self._histories = caches.histories
+        self._contexts = states.caches.contexts
+        self._histories = states.caches.histories
         self.planner = planner
-        self._rewriter = rewriter
+        self._rewriter = Rewriter(states.models.providers, states.offers)
         self._bus = bus
-        self._clock = clock
+        self._clock = states.clock
         self.seconds = hard_wait_seconds  # how long a request waits at most for a summary and then its plan, together
         self._is_patient = is_patient
-        self.memory: MemorySource = NO_MEMORY  # what plans of the strategy `snapshot` show
+        self.memory = memory  # what plans of the strategy `snapshot` show
 
     async def run(
         self,

@@ -28,6 +28,7 @@ from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS,
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
+from proxy.engine.runtime import EngineBus
 from proxy.model import Value
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, EpochReason, Pin, Plan, Recalled, Rung
@@ -276,31 +277,31 @@ class OutgoingRequest(Value):
 class StateReader:
     """Reads the states of requests. Tokens and budgets are in the proxy's own count.
 
-    `holdout` selects the sessions that are only observed.
+    `holdout` selects the sessions that are only observed. `is_asked` returns whether somebody asked that a session of
+    the strategy `snapshot` begins anew.
     """
 
     def __init__(
         self,
         caches: ContextCaches,
         models: Models,
-        calibrator: CacheCalibrator,
+        bus: EngineBus,
         clock: Clock,
         holdout: Holdout = _NO_HOLDOUT,
         *,
-        overflows: OverflowWatch,
         offers: ToolOffers = NO_OFFERS,
         scan_messages: int = _TURNS.scan_messages,
+        is_asked: Callable[[str], bool] = lambda session: False,
     ) -> None:
         self.caches = caches
         self.offers = offers
         self.models = models
         self.holdout = holdout
-        self.overflows = overflows
-        self._calibrator = calibrator
+        self.overflows = OverflowWatch(models, bus)
+        self.calibrator = CacheCalibrator(models.counter, models.providers, self.overflows, bus)
         self._scan = scan_messages
         self.clock = clock
-        # whether somebody asked that a session of the strategy `snapshot` begins anew
-        self.is_asked: Callable[[str], bool] = lambda session: False
+        self._is_asked = is_asked
 
     def find_ratio(self, request: ManagedRequest) -> TokenRatio:
         """Return how many tokens the model counts for each token that the proxy counts."""
@@ -324,11 +325,11 @@ class StateReader:
         leading, form = request.chain.preamble.count, FORMATS[request.wire]
         terms = form.read_cache_terms(request.split, leading, history.list_markers())
         is_marked = is_rewritten and form.takes_markers
-        return self._calibrator.find_tariff(key.upstream, key.model, card, terms, is_rewritten=is_marked)
+        return self.calibrator.find_tariff(key.upstream, key.model, card, terms, is_rewritten=is_marked)
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
         """Return the prices of a model's input when there is no request."""
-        return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model))
+        return self.calibrator.find_tariff(upstream, model, self.models.card(upstream, model))
 
     def is_overflowed(self, request: ManagedRequest) -> bool:
         """Return whether the last response of the request's view shows that its request was too long."""
@@ -350,7 +351,7 @@ class StateReader:
             return self._is_turn_due(request, epoch)
         if request.strategy == "epochs":
             return None
-        if self.is_asked(request.session.id):
+        if self._is_asked(request.session.id):
             return True
         tokens = self.caches.prompts.find(request, epoch.id if epoch is not None else "")
         if tokens is not None:

@@ -1,6 +1,9 @@
 """Caches of the log for managed sessions: a dropped entry costs time or bytes, never correctness."""
 
+from collections.abc import Mapping
+
 from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_manifest, hold, list_links, split_known
+from proxy.engine.context.epoch_planner import FeatureCache
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.session_context import SessionContexts
 from proxy.engine.models import PromptSizes
@@ -8,9 +11,12 @@ from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
+from proxy.model.lru import LruCache
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.model.shared_list import count_common, extend_shared
 from proxy.wire.body import ByteRange, SplitBody
+
+_MOST_SESSIONS = 1024
 
 
 class SentBodies:
@@ -109,7 +115,7 @@ def _move(span: ByteRange, at: int, by: int) -> ByteRange:
 
 
 class ContextCaches:
-    """Contexts, histories and sent bodies, each with at most `most_bytes`."""
+    """Contexts, histories and sent bodies, each with at most `most_bytes`, and what is known of messages."""
 
     def __init__(
         self, archive: Archive, counter: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
@@ -121,6 +127,9 @@ class ContextCaches:
         self.histories = HistoryCache(counter, most_bytes)
         self.sent = SentBodies(most_bytes // 2, record_cap)
         self.prompts = PromptSizes()
+        self.features = FeatureCache(most_bytes // 2)
+        # What a model says in a sentence about contents of a session, by the hexadecimal SHA-256 of their text.
+        self.sentences = LruCache[str, Mapping[str, str]](_MOST_SESSIONS)
 
     def forget_lost(self) -> None:
         """Forget what refers to records that the log has lost since the last call."""
@@ -129,3 +138,9 @@ class ContextCaches:
             self._generation = generation
             self.contexts.clear()
             self.sent.clear()
+
+    def forget(self) -> None:
+        """Forget what may have content that the log has no more, for all sessions: it is soon found again."""
+        self.forget_lost()
+        self.histories.clear()
+        self.features.clear()

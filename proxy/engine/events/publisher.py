@@ -18,7 +18,7 @@ from proxy.engine.events.calls import OpenCalls
 from proxy.engine.events.parts import find_pruned, group_items, list_completed, list_created, list_pruned
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
-from proxy.engine.runtime import EngineBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, attempt
 from proxy.model.epoch import Epoch, Replaced
 from proxy.model.events import (
     TOLD,
@@ -65,23 +65,21 @@ _log = logging.getLogger("palimpsest.events")
 
 
 class EventPublisher:
-    """Tells the readers of a stream what happens."""
+    """Tells the readers of its stream what happens. `run` names this run of the server."""
 
     def __init__(
         self,
+        run: str,
         bus: EngineBus,
-        stream: EventStream,
         prices: PriceList,
         *,
         number: NumberCalls,
-        tasks: TaskRunner,
         call_later: CallLater,
         now_ms: Callable[[], int],
     ) -> None:
-        self.stream = stream
         self._bus = bus
         self._number = number
-        self._tasks = tasks
+        self._tasks = bus.tasks
         self._call_later = call_later
         self._now_ms = now_ms
         self._calls = OpenCalls(prices)
@@ -96,7 +94,9 @@ class EventPublisher:
             CallUnreadableEvent: self._note_unread,
             EpochOpened: self._note_epoch,
         }
-        stream.on_listen, stream.on_idle, stream.settle = self._subscribe, self._unsubscribe, self._settle
+        self.stream = EventStream(
+            run, call_later, now_ms, on_listen=self._subscribe, on_idle=self._unsubscribe, settle=self._settle
+        )
 
     def _subscribe(self) -> None:
         for kind, note in self._heard.items():

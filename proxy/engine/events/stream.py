@@ -111,6 +111,14 @@ class EventReader:
         return b"".join(waiting)
 
 
+def _do_nothing() -> None:
+    pass
+
+
+async def _settle_nothing() -> None:
+    pass
+
+
 class EventStream:
     """The events of this run of the server. `run` names the run; `on_listen` and `on_idle` begin and end collecting.
 
@@ -118,12 +126,20 @@ class EventStream:
     """
 
     def __init__(
-        self, run: str, call_later: CallLater, now_ms: Callable[[], int], policy: StreamPolicy = _DEFAULT_POLICY
+        self,
+        run: str,
+        call_later: CallLater,
+        now_ms: Callable[[], int],
+        policy: StreamPolicy = _DEFAULT_POLICY,
+        *,
+        on_listen: Callable[[], object] = _do_nothing,
+        on_idle: Callable[[], object] = _do_nothing,
+        settle: Callable[[], Coroutine[Any, Any, None]] = _settle_nothing,
     ) -> None:
         self.policy = policy
-        self.on_listen: Callable[[], object] = _do_nothing
-        self.on_idle: Callable[[], object] = _do_nothing
-        self.settle: Callable[[], Coroutine[Any, Any, None]] = _settle_nothing
+        self.on_listen = on_listen
+        self.on_idle = on_idle
+        self.settle = settle
         self._run = run
         self._call_later = call_later
         self._now_ms = now_ms
@@ -307,11 +323,3 @@ def make_encodable(event: Told) -> Told:
 
 def _replace_lone(value: object) -> object:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-
-
-def _do_nothing() -> None:
-    pass
-
-
-async def _settle_nothing() -> None:
-    pass

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from proxy.engine.history.answers import load_held_answer
 from proxy.engine.history.path import begin_body, list_members
 from proxy.engine.lineage.identity import parse_json_string
-from proxy.engine.lineage.tracker import RECALL_SECONDS, LineageTracker
+from proxy.engine.lineage.tracker import RECALL_SECONDS
 from proxy.engine.ports import Clock, LogReader
 from proxy.engine.recorded.conversation import list_raws
 from proxy.engine.response_reader import ResponseReader
@@ -98,11 +98,9 @@ class StoredHistories:
     Half of `cache_bytes` has answers, the other half the histories behind which the next requests come.
     """
 
-    def __init__(
-        self, lineage: LineageTracker, reader: ResponseReader, clock: Clock, *, cap: int, cache_bytes: int
-    ) -> None:
-        self._log: LogReader = lineage.archive
-        self._lineage = lineage
+    def __init__(self, reader: ResponseReader, clock: Clock, *, cap: int, cache_bytes: int) -> None:
+        self._log: LogReader = reader.archive
+        self._lineage = reader.lineage
         self._reader = reader
         self._clock = clock
         self._cap = cap

@@ -8,11 +8,8 @@ import msgspec
 from proxy.context.memory.traces import Turn, list_covered, list_turns, read_turn_number
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest
 from proxy.engine.compaction.manual import ManualCompaction
-from proxy.engine.compaction.worker import SummaryWorker
-from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.memory.memory import MemoryLog, SessionMemory
+from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.path import load_path
-from proxy.engine.ports import Clock
 from proxy.model.errors import BadRequest, Conflict
 from proxy.model.memory import MemoryBundle
 
@@ -36,7 +33,6 @@ class MemoryCompaction:
     """Makes memory of the turns of sessions. `manual` loads a request as it would be sent now."""
 
     memory: SessionMemory
-    worker: SummaryWorker
     manual: ManualCompaction
 
     async def compact(
@@ -69,13 +65,13 @@ class MemoryCompaction:
         Raises as `compact` does.
         """
         session, nodes = request.session, request.nodes
-        index = await self.worker.index_conversation(request)
+        index = await self.manual.worker.index_conversation(request)
         turns = list_turns(index.messages)
         chosen = _choose_turns(turns, turn_ids, await self.memory.list_spans(session, nodes))
         before = await self.memory.list_items(session, nodes)
-        most, count = self.worker.count_most(request), request.state.history.count
+        most, count = self.manual.worker.count_most(request), request.state.history.count
         spans = list(_join_turns(chosen, most, count))
-        result: JobResult = await self.worker.summarize_turns(request, spans, options)
+        result: JobResult = await self.manual.worker.summarize_turns(request, spans, options)
         if await self.memory.is_requested(session):
             await self.memory.order(session, "clear")
         known = {each.id for each in before.episodic} | {each.id for each in before.semantic}
@@ -119,12 +115,3 @@ def _join_turns(turns: Sequence[Turn], most: int, count: Callable[[int, int], in
         start, stop = turn.start, turn.stop
     if stop >= 0:
         yield start, stop
-
-
-def build_memory_compaction(
-    archive: MemoryLog, gate: DurabilityWaiter, clock: Clock, manual: ManualCompaction
-) -> MemoryCompaction:
-    """Return what makes memory. From then on each summary of the worker becomes a part of it, too."""
-    memory = SessionMemory(archive=archive, gate=gate, clock=clock, texts=manual.worker.summarizer.texts)
-    manual.worker.remember = memory.remember
-    return MemoryCompaction(memory=memory, worker=manual.worker, manual=manual)

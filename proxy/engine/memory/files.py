@@ -118,9 +118,9 @@ class MemoryMirror:
             )
 
 
-def mirror_memory(memory: SessionMemory, write: Write, tasks: TaskRunner, bus: EngineBus) -> None:
+def mirror_memory(memory: SessionMemory, write: Write, bus: EngineBus) -> None:
     """Keep the memory of sessions current in files."""
     loop = asyncio.get_running_loop()
-    mirror = MemoryMirror(log=memory.archive, write=write, tasks=tasks, call_later=loop.call_later, now=loop.time)
+    mirror = MemoryMirror(log=memory.archive, write=write, tasks=bus.tasks, call_later=loop.call_later, now=loop.time)
     memory.listeners.append(mirror.note_change)
     bus.subscribe(ExchangeRecorded, mirror.note_exchange)

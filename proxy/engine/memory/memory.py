@@ -64,6 +64,7 @@ class SessionMemory:
     _locks: LruCache[str, asyncio.Lock] = field(default_factory=lambda: LruCache(_MOST_LOCKS), init=False)
     _generation: int = field(default=0, init=False)
     asked: set[str] = field(default_factory=set, init=False)  # sessions of which memory is to be made
+    due: set[str] = field(default_factory=set, init=False)  # answered since: their next request is to begin anew
 
     async def retrieve(
         self,
@@ -86,6 +87,10 @@ class SessionMemory:
         shown = {item.id for item in list_items(stored, nodes).episodic}
         entries = [entry for _, entry in stored.entries if is_on_path(entry, nodes)]
         return [(entry.start, entry.stop) for entry in entries if format_episode(entry.number) in shown]
+
+    def is_due(self, session: str) -> bool:
+        """Return whether the next request of a session is to begin anew from memory, as somebody asked."""
+        return session in self.due
 
     def forget(self) -> None:
         """Ask the log for memory when it is needed next."""

@@ -5,12 +5,11 @@ was carried out, so that it outlives a restart.
 """
 
 import logging
-from dataclasses import dataclass, field
 from functools import partial
 
 from proxy.context.epoch_decision import LATE, SIDE
 from proxy.engine.memory.compaction import MemoryCompaction
-from proxy.engine.runtime import EngineBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, attempt
 from proxy.model.epoch import read_view
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ExchangeRecorded, Planned
@@ -21,53 +20,43 @@ _UNASKED = (SIDE, LATE)  # calls that could open no epoch, whatever was asked fo
 _log = logging.getLogger("palimpsest.memory")
 
 
-@dataclass(kw_only=True, eq=False)
 class MemoryRequests:
-    """Follows the calls of sessions of which somebody asked that memory is made."""
+    """Carries out orders for memory: from now on, and those of before once they are loaded."""
 
-    compaction: MemoryCompaction
-    tasks: TaskRunner
-    _due: set[str] = field(default_factory=set, init=False)  # answered since; the next request begins anew
-
-    def is_due(self, session: str) -> bool:
-        """Return whether the next request of a session is to begin anew."""
-        return session in self._due
+    def __init__(self, compaction: MemoryCompaction, bus: EngineBus) -> None:
+        self._compaction = compaction
+        self._memory = compaction.memory
+        self._tasks = bus.tasks
+        bus.subscribe(ExchangeRecorded, self.note_exchange)
+        bus.subscribe(Planned, self.note_plan)
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Make memory behind a response, if it was asked for. Subscribed to the bus."""
-        memory, session = self.compaction.memory, event.session
+        memory, session = self._memory, event.session
         if session not in memory.asked or event.kind not in CONVERSATION:
             return
         if event.is_final and event.status in SUCCESS and event.completeness == "complete":
             memory.asked.discard(session)
-            self._due.add(session)
-            self.tasks.spawn(attempt(self._make(session), partial(_log_failure, session)))
+            self._memory.due.add(session)
+            self._tasks.spawn(attempt(self._make(session), partial(_log_failure, session)))
 
     def note_plan(self, event: Planned) -> None:
         """Have a session of the strategy `snapshot` begin anew once only. Subscribed to the bus."""
         plan = event.plan
-        if event.session in self._due and read_view(plan.view)[1] == "snapshot" and plan.reason not in _UNASKED:
-            self._due.discard(event.session)
+        if event.session in self._memory.due and read_view(plan.view)[1] == "snapshot" and plan.reason not in _UNASKED:
+            self._memory.due.discard(event.session)
 
     async def _make(self, session: str) -> None:
-        memory = self.compaction.memory
+        memory = self._memory
         try:
-            request, options = await self.compaction.load(session)
+            request, options = await self._compaction.load(session)
             if request.state.request.strategy != "snapshot":  # no other one begins anew from memory
-                self._due.discard(session)
-            await self.compaction.compact_request(request, options=options)
+                self._memory.due.discard(session)
+            await self._compaction.compact_request(request, options=options)
         except (Conflict, NotFound) as error:
             _log.info("no memory was made, though it was asked for: %s", error, extra={"session": session})
         if await memory.is_requested(session):
             await memory.order(session, "clear")
-
-
-def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EngineBus) -> MemoryRequests:
-    """Return what carries out orders from now on, and those of before once they are loaded."""
-    requests = MemoryRequests(compaction=compaction, tasks=tasks)
-    bus.subscribe(ExchangeRecorded, requests.note_exchange)
-    bus.subscribe(Planned, requests.note_plan)
-    return requests
 
 
 def _log_failure(session: str, error: Exception) -> None:

@@ -11,18 +11,13 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from proxy.engine.compaction.scheduling import JobSchedule
-from proxy.engine.compaction.trigger import CompactionTrigger
-from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
-from proxy.engine.models import Models, PriceList
-from proxy.engine.ports import Archive, Clock
+from proxy.engine.models import Models
 from proxy.engine.recall.scope import is_conversation
-from proxy.engine.request_resolver import RequestResolver
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.response_stream import LocalClient
-from proxy.engine.runtime import EngineBus, SystemIds, TaskRunner
+from proxy.engine.runtime import SystemIds
 from proxy.engine.turns.answers import (
     OnPart,
     PartReader,
@@ -84,21 +79,20 @@ class _TurnNotes:
     summary: CompactionResult | None = None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Conversations:
     """The sessions of programs at one engine. `cap` bounds the bytes of an answer that is kept."""
 
     exchanges: ExchangeService
-    archive: Archive
-    reader: ResponseReader
-    recorder: TurnRecorder
+    archive: TurnLog
+    models: Models
     schedule: JobSchedule
-    prices: PriceList
-    tasks: TaskRunner
-    bus: EngineBus
     cap: int
 
     def __post_init__(self) -> None:
+        exchanges, relay = self.exchanges, self.exchanges.relay
+        self.tasks, self.bus, self.reader, self.prices = exchanges.tasks, relay.bus, relay.reader, self.models.prices
+        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.schedule.has_job)
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
@@ -477,45 +471,4 @@ def _add_results(before: TurnResult, last: TurnResult) -> TurnResult:
         compaction_result=last.compaction_result or before.compaction_result,
         compaction_triggered=before.compaction_triggered or last.compaction_triggered,
         doom_loop_detected=before.doom_loop_detected or last.doom_loop_detected,
-    )
-
-
-def build_conversations(
-    exchanges: ExchangeService,
-    resolver: RequestResolver,
-    reader: ResponseReader,
-    gate: DurabilityWaiter,
-    trigger: CompactionTrigger,
-    *,
-    archive: TurnLog,
-    tasks: TaskRunner,
-    bus: EngineBus,
-    models: Models,
-    clock: Clock,
-    cap: int,
-) -> Conversations:
-    """Return what makes and records the calls of programs in this process."""
-    schedule = trigger.worker.schedule
-    recorder = TurnRecorder(
-        exchanges=exchanges,
-        resolver=resolver,
-        archive=archive,
-        gate=gate,
-        models=models,
-        tasks=tasks,
-        bus=bus,
-        clock=clock,
-        ids=SystemIds(),
-        has_job=schedule.has_job,
-    )
-    return Conversations(
-        exchanges=exchanges,
-        archive=archive,
-        reader=reader,
-        recorder=recorder,
-        schedule=schedule,
-        prices=PriceList(models.card, trigger.providers),
-        tasks=tasks,
-        bus=bus,
-        cap=cap,
     )

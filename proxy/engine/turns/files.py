@@ -7,7 +7,7 @@ outputs, too.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from textwrap import wrap
@@ -26,14 +26,13 @@ from proxy.engine.compaction.model_call import ModelCall, ModelResponse
 from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
-from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.policy import UNKNOWN_PROVIDER
 from proxy.engine.ports import Upstream
+from proxy.engine.turns.conversation import Conversations
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.model.epoch import name_file
 from proxy.model.errors import TooLarge, WorkerLost
 from proxy.model.exchange import SessionKey, Usage
-from proxy.model.lru import LruCache
 from proxy.model.parts import FileRefPart
 from proxy.model.results import FileHandleResult
 from proxy.wire import FORMATS, OWN_FORMAT, find_wire
@@ -43,7 +42,7 @@ from proxy.wire.summary_request import OutputLimit, find_form, make_target, writ
 _TARGET = "/-/api/refs/{}"
 # The tokens of a file that a model is shown for a sentence about it: its beginning and its end.
 _SHOWN_TOKENS = 6_000
-_MOST_SESSIONS, _MOST_SENTENCES, _MOST_AT_ONCE = 1024, 256, 4
+_MOST_SENTENCES, _MOST_AT_ONCE = 256, 4
 _OUTPUT = "the output of a tool"
 _FAILURES_APART = (WorkerLost, RuntimeError, ValueError, TypeError)
 
@@ -72,12 +71,8 @@ class FileProse:
     trigger: CompactionTrigger
 
     def __post_init__(self) -> None:
-        self._known = LruCache[str, dict[str, str]](_MOST_SESSIONS)
+        self._known = self.summarizer.caller.caches.sentences
         self._running: set[str] = set()  # sessions whose outputs are being described
-
-    def list_known(self, session: str) -> Mapping[str, str]:
-        """Return the sentences about contents of a session, by the hexadecimal SHA-256 of their text."""
-        return dict(self._known.peek(session) or {})
 
     def describe_outputs(self, request: SentRequest) -> None:
         """Start to have sentences written about the newest large outputs of a request."""
@@ -197,11 +192,9 @@ class FileKeeper:
 
 def build_files(
     policy: FilesPolicy,
-    recorder: TurnRecorder,
+    conversations: Conversations,
     trigger: CompactionTrigger,
-    planner: EpochPlanner,
     *,
-    cap: int,
     worker: OutliningWorker,
     secret: bytes,
 ) -> FileKeeper:
@@ -214,5 +207,6 @@ def build_files(
             summarizer=summarizer,
             trigger=trigger,
         )
-        trigger.describe_outputs, planner.find_sentences = prose.describe_outputs, prose.list_known
+        trigger.followers.append(prose.describe_outputs)
+    recorder, cap = conversations.recorder, conversations.cap
     return FileKeeper(policy=policy, cap=cap, recorder=recorder, worker=worker, secret=secret, prose=prose)

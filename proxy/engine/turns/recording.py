@@ -17,17 +17,14 @@ from typing import Annotated, Any, NamedTuple, Protocol, cast, get_args
 import msgspec
 from msgspec import Meta
 
-from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import read_key
 from proxy.engine.models import Models
-from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.ports import Archive, Ids
 from proxy.engine.recall.scope import is_conversation
 from proxy.engine.recorded.conversation import list_raws, split_whole
 from proxy.engine.recorded.lookup import read_back
-from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_stream import LocalClient
-from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import write_answer, write_messages
 from proxy.engine.turns.calls import make_request
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
@@ -163,21 +160,20 @@ def _list_messages(told: str | Message | Sequence[Message] | Sequence[MessagePar
     return [msgspec.json.decode(raw) for raw in written(cast("Sequence[MessagePart]", told))]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class TurnRecorder:
     """Begins sessions, and records turns in them. `has_job` says whether a summary of a session is being made."""
 
     exchanges: ExchangeService
-    resolver: RequestResolver
     archive: TurnLog
-    gate: DurabilityWaiter
     models: Models
-    tasks: TaskRunner
-    bus: EngineBus
-    clock: Clock
     ids: Ids
     has_job: Callable[[str], bool]
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.resolver, self.tasks, relay = self.exchanges.resolver, self.exchanges.tasks, self.exchanges.relay
+        self.gate, self.bus, self.clock = relay.durability, relay.bus, relay.clock
 
     async def create(self, wanted: SessionRequest) -> SessionKey:
         """Begin a session, which is in the log then. Raises Conflict if there is one of this name, and BadRequest."""

@@ -93,7 +93,7 @@ async def test_an_upstream_that_is_gone_is_told(shop: Workshop) -> None:
     await carry(shop)
     compactor = make_manual_compaction(shop)
     elsewhere: Upstream = ScriptedUpstream("elsewhere")
-    compactor.routes = [Route(elsewhere)]
+    compactor.worker.summarizer.routes = [Route(elsewhere)]
     with pytest.raises(Conflict, match="'main', is no longer in the settings"):
         await compactor.compact(shop.session, ManualOptions())
 

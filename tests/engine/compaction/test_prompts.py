@@ -28,7 +28,7 @@ def count(text: str) -> int:
 
 
 def make(policy: CompactionPolicy | None = None, hook: Any = None) -> PromptBuilder:
-    return PromptBuilder(policy or CompactionPolicy(), count, hook, TextJobs({"count": count}))
+    return PromptBuilder(policy or CompactionPolicy(), hook, TextJobs({"count": count}))
 
 
 async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any) -> SummaryJob:

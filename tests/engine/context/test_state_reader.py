@@ -10,7 +10,7 @@ from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.engine.context.request_state import StateReader, find_key
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
+from proxy.engine.models import Models
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
@@ -36,10 +36,7 @@ class World:
         policy = BudgetPolicy(ceiling_tokens=50_000)
         self.models = Models(self.catalog, self.counting, policy, self.clock, TaskRunner().spawn)
         self.memory = ContextCaches(StatedArchive(), self.counting, 1 << 24)
-        bus = EngineBus(TaskRunner())
-        overflows = OverflowWatch(self.models, bus)
-        calibrator = CacheCalibrator(self.counting, {}, overflows, bus)
-        self.state_reader = StateReader(self.memory, self.models, calibrator, self.clock, overflows=overflows)
+        self.state_reader = StateReader(self.memory, self.models, EngineBus(TaskRunner()), self.clock)
 
     def learn_double(self) -> None:
         """The model counts two tokens for each of ours."""

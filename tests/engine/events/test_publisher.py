@@ -42,12 +42,10 @@ def bus(tasks: TaskRunner) -> EngineBus:
 
 
 @pytest.fixture
-async def stream(bus: EngineBus, log: Log, tasks: TaskRunner) -> EventStream:
+async def stream(bus: EngineBus, log: Log) -> EventStream:
     later = asyncio.get_running_loop().call_later
-    stream = EventStream("run", later, lambda: 7)
     prices = PriceList(lambda upstream, model: None, {})  # type: ignore[arg-type, return-value]
-    EventPublisher(bus, stream, prices, number=log.number, tasks=tasks, call_later=later, now_ms=lambda: 7)
-    return stream
+    return EventPublisher("run", bus, prices, number=log.number, call_later=later, now_ms=lambda: 7).stream
 
 
 def fail() -> RungFailedEvent:

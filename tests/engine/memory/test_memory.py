@@ -215,7 +215,7 @@ async def test_two_at_once_give_no_number_twice(shop: Workshop, monkeypatch: pyt
     memory = make_memory(shop)
     manual = memory.manual
     request = await manual.load_request(await manual.find_newest(shop.session))
-    index = await memory.worker.index_conversation(request)
+    index = await manual.worker.index_conversation(request)
     made = await memory.compact_request(request, ["turn_0001"])
     entry = (await memory.memory.load(shop.session)).entries[0][1]
     assert made.items.episodic

@@ -4,11 +4,9 @@ from typing import cast
 
 import pytest
 
-from proxy.assembly import attach_snapshots
-from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.memory.compaction import MemoryCompaction
-from proxy.engine.memory.requests import MemoryRequests, follow_requests
+from proxy.engine.memory.requests import MemoryRequests
 from proxy.model.exchange import Headers
 from proxy.model.memory import MemoryOrder, OrderKind
 from proxy.store.sqlite.archive import SqliteArchive
@@ -35,9 +33,7 @@ class Session:
         """Carry out orders, as at the start of a server."""
         shop = self.shop
         self.compaction: MemoryCompaction = make_memory(shop)
-        attach_snapshots(shop.trigger, shop.controller, self.compaction.memory, SnapshotPolicy())
-        self.requests: MemoryRequests = follow_requests(self.compaction, shop.tasks, shop.bus)
-        shop.controller.states.is_asked = self.requests.is_due
+        self.requests = MemoryRequests(self.compaction, shop.bus)
 
     async def take_turn(self, steps: int = 2) -> list[Message]:
         """One turn, with a call at its end; what was sent."""
@@ -124,7 +120,7 @@ async def test_with_other_strategies_memory_is_made_and_nothing_begins_anew(stra
     await session.order("request")
     await session.take_turn()
     assert await session.list_covered() == [(1, 4)]
-    assert not session.requests.is_due(session.shop.session)
+    assert not session.shop.remembered.is_due(session.shop.session)
     assert "[MEMORY" not in str(await session.take_turn())
     assert (strategy == b"turns") == (len(session.shop.epochs) > epochs)
 

@@ -7,8 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.assembly import attach_snapshots
-from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
@@ -21,7 +19,7 @@ from proxy.model.exchange import Headers
 from proxy.model.memory import Remembered, StoredMemory
 from tests.support.compacting import CHAT, FREE, WIRES, Workshop, fail, read_request
 from tests.support.managing import MODEL, Message, make_history
-from tests.support.remembering import make_memory, make_turn, report_with_facts
+from tests.support.remembering import make_turn, report_with_facts
 
 SNAPSHOT: Headers = ((b"x-palimpsest-strategy", b"snapshot"),)
 SYSTEM: Message = {"role": "system", "content": "You are an agent."}
@@ -30,9 +28,7 @@ HEAD = "[palimpsest ledger 7c1e5b: earlier turns, told from memory by a proxy"
 
 def open_shop(summarise: Any = report_with_facts, *, policy: CompactionPolicy = FREE, **given: Any) -> Workshop:
     """An engine with memory. Its ceiling is 8,000 tokens, so that memory is made above 6,208."""
-    shop = Workshop(summarise, policy=policy, **given)
-    attach_snapshots(shop.trigger, shop.controller, make_memory(shop).memory, SnapshotPolicy())
-    return shop
+    return Workshop(summarise, policy=policy, **given)
 
 
 class Client:
@@ -317,7 +313,7 @@ async def test_turns_stay_in_view_while_the_log_takes_no_memory() -> None:
         raise StoreUnavailable("full")
 
     shop.worker.keep_for_memory = refuse  # type: ignore[method-assign,assignment]
-    shop.worker.remember = None
+    shop.worker.remember = refuse
     client = Client(shop)
     await client.take_turns(1, 12)
     assert shop.epochs and not (await load(shop)).entries
@@ -360,9 +356,8 @@ async def test_what_a_person_has_retracted_is_not_made_again() -> None:
     shop = open_shop()
     client = Client(shop)
     await client.take_turns(1, 14)
-    (first, *_), memory = (await load(shop)).entries, make_memory(shop).memory
-    await memory.order(shop.session, "retract", f"ep_{first[1].number:04}")
-    attach_snapshots(shop.trigger, shop.controller, memory, SnapshotPolicy())
+    (first, *_) = (await load(shop)).entries
+    await shop.remembered.order(shop.session, "retract", f"ep_{first[1].number:04}")
     await client.take_turns(14, 24)
     spans = [(entry.start, entry.stop) for _, entry in (await load(shop)).entries]
     assert len(set(spans)) == len(spans)

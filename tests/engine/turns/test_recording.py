@@ -87,16 +87,16 @@ class Program:
 
     async def begin(self, **wanted: str) -> None:
         """Begin the session."""
-        self.key = await self.engine.turns.create(SessionRequest(MODEL, "told", **wanted))
+        self.key = await self.engine.conversations.recorder.create(SessionRequest(MODEL, "told", **wanted))
 
     async def record(self, asked: Any, answered: Any, once: str = "", **more: Any) -> KeptTurn:
         """Record a turn."""
-        return await self.engine.turns.record(self.key, make_turn(asked, answered, **more), once)
+        return await self.engine.conversations.recorder.record(self.key, make_turn(asked, answered, **more), once)
 
     async def load(self, wire: str = "") -> SendableDocument:
         """What is to be sent next, as the API shows it."""
-        log = self.engine.memory_compaction.memory.archive
-        return await load_sendable(log, self.engine.manual_compaction, self.key.id, self.inputs, wire=wire)
+        log = self.engine.archive
+        return await load_sendable(log, self.engine.context.memory.manual, self.key.id, self.inputs, wire=wire)
 
     async def context(self, wire: str = "") -> list[Message]:
         """The messages to send next."""
@@ -194,7 +194,7 @@ async def test_a_long_session_opens_epochs_and_its_context_stays_below_the_ceili
             assert messages[-1] == answered
             assert find_faults(messages) == []
             raws = [json.dumps(each).encode() for each in messages]
-            assert await program.engine.turns.count(program.key, MODEL, raws) < CEILING
+            assert await program.engine.conversations.recorder.count(program.key, MODEL, raws) < CEILING
         assert len(opened) >= 2 and own / 4 > 2 * CEILING
         assert any(each.result.compaction_triggered for each in kept)
         assert not all(each.result.compaction_triggered for each in kept)
@@ -215,7 +215,7 @@ async def test_a_context_shows_the_epoch_that_would_open_with_the_next_call(tmp_
             document = await program.load()
             messages = json.loads(bytes(document.messages))  # type: ignore[arg-type]
             raws = [json.dumps(each).encode() for each in messages]
-            counted = await program.engine.turns.count(program.key, MODEL, raws)
+            counted = await program.engine.conversations.recorder.count(program.key, MODEL, raws)
             assert counted < CEILING and abs((document.token_estimate or 0) - counted) < 100
             known = len(await program.engine.archive.list_epochs(program.key.id))
             assert messages[-1]["content"] == words
@@ -316,7 +316,7 @@ async def test_a_log_that_takes_nothing_records_nothing(tmp_path: Path, monkeypa
             with pytest.raises(StoreUnavailable, match="the disk is full"):
                 await program.record("second", "two")
             with pytest.raises(StoreUnavailable, match="the disk is full"):
-                await program.engine.turns.create(SessionRequest(MODEL, "other"))
+                await program.engine.conversations.recorder.create(SessionRequest(MODEL, "other"))
         await program.record("third", "three")
         assert [each["content"] for each in await program.context()][1:] == ["first", "one", "third", "three"]
 

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.ports import ALL_SESSIONS, Archive
 from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
 from proxy.model.events import SessionsErased
@@ -34,7 +34,7 @@ class ReadableArchive(FakeArchive):
 
     def __init__(self) -> None:
         super().__init__(is_instant=True)
-        self.memory = KeptLog()
+        self.memory = cast(Archive, KeptLog())
         self.erased: set[str] = set()
 
     def append(self, *records: Record, is_urgent: bool = True) -> Commit:

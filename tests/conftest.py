@@ -1,7 +1,8 @@
 """What holds for every test: how long hypothesis looks, how long calls wait for the log, what is told of failures.
 
-`HYPOTHESIS_PROFILE=thorough` has hypothesis try twenty times as many examples everywhere. No example has a time limit,
-nor has the making of examples, for what that measures is the machine and who else is busy on it.
+Hypothesis tries 40 examples of a property; `HYPOTHESIS_PROFILE=thorough` has it try fifty times as many everywhere. No
+example has a time limit, nor has the making of examples, for what that measures is the machine and who else is busy on
+it.
 
 Long tests are marked `no_cover`: `make coverage` leaves them out, for tracing doubles their time, and other tests reach
 all that they reach.
@@ -30,8 +31,10 @@ _WAITS = (
     "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",
 )
 
-settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+settings.register_profile(
+    "quick", settings(), max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("quick")
 settings.register_profile("thorough", settings(), max_examples=2000)
 if profile := os.environ.get("HYPOTHESIS_PROFILE"):
     settings.load_profile(profile)

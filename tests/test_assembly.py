@@ -10,7 +10,6 @@ from proxy.assembly import (
     build_engine,
     build_models,
     measure,
-    open_log,
 )
 from proxy.config import ConfigError, Settings, load_settings
 from proxy.config.functions import find_estimator, find_prompt_hook
@@ -19,12 +18,10 @@ from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.runtime import SystemClock, TaskRunner
 from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
-from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.reading import build_tally
 from proxy.upstream.tokenizer import CountingTokenizer
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 300.0
 
 
 class Noted:
@@ -61,11 +58,6 @@ async def test_messages_are_weighed_once_as_far_as_the_cache_goes(
     assert noted.texts == counted
 
 
-def adapt(prompt: str, level: int) -> str:
-    """A hook as a person may write one."""
-    return f"{prompt} At level {level}."
-
-
 def adapt_by_name(messages: list[dict[str, str]], config: Settings, level: int) -> str:
     """A hook that takes what it needs by name, and something else first."""
     return f"{messages[0]['content']} {config.compaction.model} {level}"
@@ -79,11 +71,6 @@ def adapt_all(*given: object, **beside: object) -> str:
 def adapt_backwards(level: int, prompt: str) -> str:
     """A hook that has its parameters in another order."""
     return f"{level} {prompt}"
-
-
-def adapt_none(*, style: str) -> str:
-    """A hook that nobody can call."""
-    return style
 
 
 def find_hook(path: str) -> PromptHook | None:
@@ -121,21 +108,6 @@ def test_a_hook_may_take_messages_and_settings_by_name(name: str, said: str) -> 
 def test_a_hook_that_is_none_is_an_error_that_says_why(path: str, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"compaction.prompt_hook: .*{what}"):
         find_hook(path)
-
-
-def count_letters(text: str, model: str | None = None) -> int:
-    """An estimator as a person may write one."""
-    return len(text)
-
-
-def count_without_model(text: str) -> int:
-    """One that cannot be asked for a model."""
-    return len(text)
-
-
-def count_roughly(text: str, model: str | None = None) -> float:
-    """One that returns no whole number."""
-    return len(text) / 4
 
 
 async def test_tokens_are_counted_by_the_estimator_of_the_settings(tmp_path: Path) -> None:
@@ -180,33 +152,6 @@ async def test_who_is_only_observed_is_decided_with_the_logs_own_secret(tmp_path
     assert again.context.admin._states.holdout == holdout == Holdout(0.25, holdout.secret)
     assert len(holdout.secret) == 32
     await again.close()
-
-
-async def test_a_log_has_one_writer_and_is_free_again_after_it(tmp_path: Path) -> None:
-    engine = await build_engine(settings_in(tmp_path))
-    with pytest.raises((Conflict, StoreUnavailable)):
-        await build_engine(settings_in(tmp_path))
-    await engine.close()
-    await (await build_engine(settings_in(tmp_path))).close()
-
-
-async def test_a_log_can_be_read_beside_its_writer(tmp_path: Path) -> None:
-    engine = await build_engine(settings_in(tmp_path))
-    reader = open_log(settings_in(tmp_path))
-    assert list(await reader.list_sessions()) == []
-    await reader.close()
-    await engine.close()
-
-
-def list_names(directory: Path) -> list[str]:
-    """What is in a directory."""
-    return [path.name for path in directory.iterdir()]
-
-
-async def test_a_log_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
-    with pytest.raises((NotFound, StoreUnavailable), match="there is no log at"):
-        await open_log(settings_in(tmp_path)).list_sessions()
-    assert list_names(tmp_path) == []
 
 
 async def test_what_is_known_of_models_comes_from_the_settings_first(tmp_path: Path) -> None:

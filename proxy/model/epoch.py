@@ -305,7 +305,7 @@ class Epoch(Value, tag=True, array_like=True):
 
     def list_edits(self) -> tuple[Edit, ...]:
         """Return its edits; none where they were erased."""
-        return decode_edits(self.edits or b"[]")
+        return _decoder.decode(self.edits or b"[]")
 
     @property
     def is_compacted(self) -> bool:

@@ -69,22 +69,6 @@ class ReferenceDocument(Reference, array_like=False):
     offset: int
 
 
-class EpochDocument(msgspec.Struct, frozen=True):
-    """An epoch in a listing: why and for which call it was opened, tokens before and after, references."""
-
-    n: int
-    id: str
-    view: str
-    parent: str
-    why: EpochReason
-    exchange: str
-    opened_ms: int
-    depth: int
-    tokens_before: int
-    tokens_after: int
-    references: list[ReferenceDocument]
-
-
 class EditDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an epoch has in place of the message at `place`, or of those from `start` up to `stop`.
 
@@ -99,9 +83,20 @@ class EditDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str | None = None
 
 
-class WholeEpoch(EpochDocument, frozen=True):
+class WholeEpoch(msgspec.Struct, frozen=True):
     """An epoch with its edits, and the messages that are sent as the client's format has them."""
 
+    n: int
+    id: str
+    view: str
+    parent: str
+    why: EpochReason
+    exchange: str
+    opened_ms: int
+    depth: int
+    tokens_before: int
+    tokens_after: int
+    references: list[ReferenceDocument]
     through: str
     edits: list[EditDocument]
     rendered: list[msgspec.Raw]
@@ -215,12 +210,6 @@ def find_bound(row: ExchangeRow, request: bytes) -> int | None:
     return bound_tokens(request)
 
 
-async def list_epochs(log: LogReader, prefix: str) -> list[EpochDocument]:
-    """Return the epochs of the session whose id has this prefix, the oldest first. Raises NotFound."""
-    epochs = await log.list_epochs(await find_session(log, prefix))
-    return [describe_epoch(epoch, n) for n, epoch in enumerate(epochs, 1)]
-
-
 async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
     """Return the n-th epoch of that session, with its edits and the messages it sends. Raises NotFound."""
     session = await find_session(log, prefix)
@@ -231,16 +220,13 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
         raise NotFound(f"{error}; it has {count}, counted from 1") from error
     return describe(
         WholeEpoch,
-        describe_epoch(epoch, n),
+        epoch,
+        n=n,
+        references=list_references(epoch),
         through=epoch.through.hex(),
         edits=list_edits(epoch),
         rendered=[msgspec.Raw(message) for message in epoch.rendered],
     )
-
-
-def describe_epoch(epoch: Epoch, n: int) -> EpochDocument:
-    """Return an epoch as a document of a listing."""
-    return describe(EpochDocument, epoch, n=n, references=list_references(epoch))
 
 
 def list_references(epoch: Epoch) -> list[ReferenceDocument]:

@@ -18,7 +18,7 @@ from proxy.model.epoch import Epoch, EpochReason, Strategy, read_view
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow
-from proxy.read.context import EditDocument, ReferenceDocument, describe_epoch, list_edits
+from proxy.read.context import EditDocument, ReferenceDocument, list_edits, list_references
 from proxy.read.diff import ChangeDocument, compare_messages
 
 _MOST_CALLS = 100
@@ -123,7 +123,7 @@ async def _describe(
         saving=price(saving),
         calls_away=calls,
         is_observed=row.mode != "manage",
-        references=describe_epoch(epoch, 0).references,
+        references=list_references(epoch),
         through=epoch.through.hex(),
         edits=list_edits(epoch),
         rendered=[msgspec.Raw(message) for message in epoch.rendered],

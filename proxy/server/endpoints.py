@@ -248,14 +248,6 @@ def _read_value(form: msgspec.inspect.Type, name: str, text: str) -> object:
     return text
 
 
-def read_limit(request: Request, default: int, most: int) -> int:
-    """Return the parameter `limit`. Raises BadRequest."""
-    limit = read_number(request.query_params.get("limit", str(default)), "limit")
-    if not 1 <= limit <= most:
-        raise BadRequest(f"limit is 1 to {most}, not {limit}")
-    return limit
-
-
 def read_number(text: str, name: str) -> int:
     """Parse a number that is not negative. Raises BadRequest, which mentions `name`."""
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
@@ -287,8 +279,3 @@ def read_boolean(text: str, name: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise BadRequest(f"{name} is true or false, not {text[:40]!r}")
     return text.lower() == "true"
-
-
-def read_switch(request: Request, name: str) -> bool:
-    """Return a boolean parameter, False if it is absent. Raises BadRequest."""
-    return read_boolean(request.query_params.get(name, "false"), name)

@@ -5,13 +5,16 @@ Such values are replaced here, so that they never prevent a record from being st
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import is_not
+from typing import Any, NamedTuple, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Plan, Recalled, Summary
+from proxy.model.epoch import Summary
 from proxy.model.exchange import Usage
-from proxy.model.memory import Remembered
+
+Kind = TypeVar("Kind", bound=Struct)
 
 _LARGEST = 2**63 - 1
 
@@ -31,51 +34,22 @@ def fit_usage(usage: Usage | None) -> Usage | None:
     return Usage(*[None if count is None else max(-_LARGEST, min(count, _LARGEST)) for count in counts])
 
 
-def fit_epoch(epoch: Epoch) -> Epoch:
-    """Return the epoch with its view fitted, which is a model name from the client."""
-    return epoch if epoch.view.isascii() else replace(epoch, view=fit_text(epoch.view))
+def fit_texts(record: Kind) -> Kind:
+    """Return a record with all its texts fitted, those in its tuples and parts included; itself if they fit."""
+    values = {name: getattr(record, name) for name in record.__struct_fields__}
+    fitted = {name: found for name, value in values.items() if (found := _fit(value)) is not value}
+    return replace(record, **fitted) if fitted else record
 
 
-def fit_recalled(recalled: Recalled) -> Recalled:
-    """Return the rounds of an answer with their view fitted."""
-    return recalled if recalled.view.isascii() else replace(recalled, view=fit_text(recalled.view))
-
-
-def fit_remembered(remembered: Remembered) -> Remembered:
-    """Return what was remembered with its texts fitted."""
-    facts = tuple(
-        replace(each, text=fit_text(each.text), tags=tuple(map(fit_text, each.tags)), replaces=fit_text(each.replaces))
-        for each in remembered.facts
-    )
-    tags = tuple(map(fit_text, remembered.tags))
-    return replace(remembered, summary=fit_text(remembered.summary), tags=tags, facts=facts)
-
-
-def fit_original(original: Original) -> Original:
-    """Return the original with its names fitted."""
-    return replace(original, id=fit_text(original.id), wire=fit_text(original.wire))
-
-
-def fit_plan(plan: Plan) -> Plan:
-    """Return the plan with its texts fitted."""
-    return replace(plan, view=fit_text(plan.view), reason=fit_text(plan.reason))
-
-
-def fit_summary(summary: Summary) -> Summary:
-    """Return the summary with its texts and names fitted."""
-    return replace(
-        summary,
-        id=fit_text(summary.id),
-        wire=fit_text(summary.wire),
-        text=fit_text(summary.text),
-        model=fit_text(summary.model),
-        reason=fit_text(summary.reason),
-        calls=tuple(map(fit_text, summary.calls)),
-        parents=tuple(map(fit_text, summary.parents)),
-        supersedes=tuple(map(fit_text, summary.supersedes)),
-        files=tuple(map(fit_text, summary.files)),
-        facts=tuple(map(fit_text, summary.facts)),
-    )
+def _fit(value: Any) -> Any:
+    if isinstance(value, str):
+        return fit_text(value)
+    if isinstance(value, Struct):
+        return fit_texts(value)
+    if isinstance(value, tuple):
+        fitted = tuple(map(_fit, value))
+        return fitted if any(map(is_not, fitted, value)) else value
+    return value
 
 
 class MessageSpan(NamedTuple):

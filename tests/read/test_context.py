@@ -18,11 +18,9 @@ from proxy.model.errors import NotFound
 from proxy.read.context import (
     describe_compaction,
     describe_pinned,
-    describe_plan,
     describe_reversion,
     describe_summaries,
     find_bound,
-    list_epochs,
     load_epoch,
     load_page,
     load_summaries,
@@ -68,13 +66,6 @@ class EpochLog(FakeLog):
         return self.epoch
 
 
-async def test_epochs_are_listed_without_what_they_send() -> None:
-    (listed,) = as_documents(await list_epochs(EpochLog(), "abc"))
-    assert listed["references"] == [{"id": "r1", "start": 1, "stop": 3, "offset": 50}]
-    assert (listed["n"], listed["id"], listed["depth"], listed["tokens_before"]) == (1, "e1", 4, 900)
-    assert not {"rendered", "edits"} & set(listed)
-
-
 async def test_an_epoch_is_shown_with_its_edits_and_its_messages_as_they_were_sent() -> None:
     whole = await load_epoch(EpochLog(), "abc", 1)
     shown = as_document(msgspec.structs.replace(whole, rendered=[]))
@@ -83,24 +74,12 @@ async def test_an_epoch_is_shown_with_its_edits_and_its_messages_as_they_were_se
         {"edit": "kept", "place": 0},
         {"edit": "tombstone", "place": 3, "text": "gone"},
     ]
+    assert shown["references"] == [{"id": "r1", "start": 1, "stop": 3, "offset": 50}]
+    assert (shown["n"], shown["id"], shown["depth"], shown["tokens_before"]) == (1, "e1", 4, 900)
     assert msgspec.json.encode(whole.rendered) == b'[{"n": 1e400}]'
     assert shown["through"] == "01" * 16
     with pytest.raises(NotFound, match="no epoch 2 of session abc1; it has 1, counted from 1"):
         await load_epoch(EpochLog(), "abc", 2)
-
-
-async def test_erased_edits_are_none() -> None:
-    log = EpochLog()
-    log.epoch = structs.replace(EPOCH, edits=b"")
-    assert (await load_epoch(log, "abc", 1)).edits == []
-
-
-def test_a_plan_has_all_that_was_decided() -> None:
-    told = as_document(describe_plan(PLAN))
-    assert told is not None
-    assert (told["rung"], told["epoch"], told["tokens_client"], told["saving"]) == ("epoch", "e1", 900, -2.5)
-    assert not {"exchange", "k"} & set(told)
-    assert describe_plan(None) is None
 
 
 @pytest.mark.parametrize(
@@ -116,10 +95,6 @@ def test_a_plan_has_all_that_was_decided() -> None:
 )
 def test_what_was_not_counted_has_a_bound(row: object, bound: int | None) -> None:
     assert find_bound(row, b"0123456789") == bound  # type: ignore[arg-type]
-
-
-def test_a_picture_has_no_bound() -> None:
-    assert find_bound(EXCHANGE, b'{"type":"image_url"}') is None
 
 
 def test_a_price_has_its_unit() -> None:
@@ -171,19 +146,6 @@ def test_the_summary_that_was_made_last_is_told_and_each_message_counts_once() -
         "summary_token_count": merged.tokens,
         "elapsed_ms": 1200,
     }
-
-
-def test_without_a_summary_and_an_epoch_all_stays_as_it_was() -> None:
-    told = as_document(describe_compaction(Compaction("s1", None, (), 9500, 1, (), 0.0, "too little")))
-    assert [told[name] for name in ("epoch", "summary", "level", "kind", "messages_covered")] == [None] * 4 + [0]
-    assert (told["tokens_before"], told["tokens_after"]) == (9500, 9500)
-    assert (told["level_used"], told["summary_message_id"], told["summary_token_count"]) == (3, None, 0)
-
-
-def test_messages_of_several_summaries_are_added_up() -> None:
-    for summaries, covered in ((LEAVES, 9), (LEAVES[1:], 5)):
-        found = Compaction("s1", None, summaries, 9500, 1, (), 0.0, "")
-        assert describe_compaction(found).messages_covered == covered
 
 
 POOR = make_leaf("poor", [b"a", b"b"], level=3)
@@ -298,21 +260,6 @@ async def test_the_original_of_a_summary_begins_with_the_references_that_it_cove
 
     page = await load_page(SummaryLog("hello"), NAME)
     assert page.text == "--- references that the report covers\nref:aa\nref:bb\n\n--- user\nhello\n\n"
-
-
-async def test_a_text_of_exactly_a_page_is_one() -> None:
-    frame = len((await load_page(OriginalLog(""), NAME)).text) + 1
-    page = await load_page(OriginalLog("x" * (PAGE - frame)), NAME)
-    assert (len(page.text), page.pages) == (PAGE, 1)
-
-
-async def test_it_begins_at_its_offset() -> None:
-    assert (await load_page(OriginalLog("hello", offset=9), NAME)).text == "hello\n\n"
-    assert (await load_page(OriginalLog("hello", offset=900), NAME)).text == ""
-
-
-async def test_a_lone_surrogate_can_be_given_out() -> None:
-    assert b"a?b" in (await load_page(OriginalLog("a\ud83db"), NAME)).content
 
 
 @pytest.mark.parametrize(

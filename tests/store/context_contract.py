@@ -116,23 +116,6 @@ class ContextContract:
             with pytest.raises(NotFound):
                 await archive.load_original(reference)
 
-    async def test_a_reference_gives_the_raw_messages(self, archive: Archive) -> None:
-        session = await open_session(archive)
-        original = make_original("r1", RAW[2], RAW[1], RAW[2], place=7, offset=3)
-        assert await is_stored(archive, make_epoch(originals=[make_original("r0", RAW[0]), original]))
-        found = await archive.load_original("r1")
-        assert found == StoredOriginal(session, original, (RAW[2], RAW[1], RAW[2]))
-
-    async def test_a_reference_may_be_named_again_for_the_same(self, archive: Archive) -> None:
-        session = await open_session(archive)
-        original = make_original("r1", RAW[1])
-        epochs = [make_epoch(f"p{i}", originals=[original, make_original(f"s{i}", RAW[i])]) for i in range(3)]
-        for epoch in epochs:
-            assert await is_stored(archive, epoch)
-        assert (await archive.load_context(session)).epochs == tuple(epochs)
-        assert (await archive.load_original("r1")).messages == (RAW[1],)
-        assert (await archive.verify()).faults == ()
-
     async def test_a_session_may_refer_to_what_another_refers_to(self, archive: Archive) -> None:
         session, other = await open_session(archive), await open_session(archive, "other")
         original = make_original("r1", RAW[1])
@@ -278,14 +261,6 @@ class ContextContract:
         assert await is_stored(archive, managed, plain)
         for rows in (await archive.list_exchanges(session), await archive.list_calls(session)):
             assert [each.plan for each in rows[0].rounds] == [None, managed, plain]
-
-    async def test_names_from_outside_are_fitted(self, archive: Archive) -> None:
-        session = await open_session(archive)
-        plan = replace(make_plan("e-agent-7", view="m\ud800"), reason="\udfff")
-        assert await is_stored(archive, make_epoch(view="m\ud800"), plan, make_plan("e-agent-7", 1, epoch="p1"))
-        (epoch,) = (await archive.load_context(session)).epochs
-        (row,) = await archive.list_exchanges(session)
-        assert (epoch.view, row.rounds[0].plan) == ("m?", replace(plan, view="m?", reason="?"))
 
     @pytest.mark.parametrize("again", [make_epoch("p1"), make_plan("e-agent-7")], ids=["epoch", "plan"])
     async def test_what_comes_twice_is_refused_and_counted(self, archive: Archive, again: Epoch | Plan) -> None:

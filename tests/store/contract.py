@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Headers, HeldRow, Timings, Usage
+from proxy.model.exchange import Headers, HeldRow, Usage
 from proxy.model.log import ExchangeRow, Record, RoundRow, SessionRow
 from proxy.model.manifest import BlobPiece, Manifest, compute_digest, encode_recipe, make_head_manifest, make_manifest
 from tests.store.samples import (
@@ -92,14 +92,6 @@ class ArchiveContract:
         assert (row.headers, row.rounds[0].headers) == (fields, fields)
         assert await archive.load_received(exchange, 0) == received
 
-    @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "tiny", "large"])
-    async def test_a_body_kept_whole_comes_back(self, archive: Archive, content: bytes) -> None:
-        assert await archive.append(make_opening(body=make_manifest(content)))
-        assert await archive.load_request("e1") == content
-        (row,) = await archive.list_exchanges(make_key().id)
-        digest = compute_digest(make_manifest(content).recipe)
-        assert (row.request_size, row.is_capped, row.digest) == (len(content), False, digest)
-
     async def test_a_capped_body_is_kept_to_its_head_and_says_so(self, archive: Archive) -> None:
         assert await archive.append(
             make_opening(body=make_head_manifest(LARGE[:100], len(LARGE), compute_digest(LARGE)))
@@ -116,22 +108,6 @@ class ArchiveContract:
             assert await archive.append(make_opening(f"e{count}", body))
         for count in (1, 17, 30):
             assert await archive.load_request(f"e{count}") == join_body(turns[:count])
-
-    async def test_a_history_sent_again_in_full_comes_back_the_same(self, archive: Archive) -> None:
-        turns = make_turns(12)
-        for exchange in ("e1", "e2"):
-            assert await archive.append(make_opening(exchange, chain_body(turns)))
-        assert await archive.append(make_opening("e3", chain_body(turns[:5])))
-        assert await archive.load_request("e2") == join_body(turns)
-        assert await archive.load_request("e3") == join_body(turns[:5])
-
-    async def test_branches_share_their_beginning_and_keep_their_ends(self, archive: Archive) -> None:
-        turns = make_turns(6)
-        branch = [*turns[:4], (b", ", b'"another way"')]
-        assert await archive.append(make_opening("e1", chain_body(turns)))
-        assert await archive.append(make_opening("e2", chain_body(branch, known=4)))
-        assert await archive.load_request("e1") == join_body(turns)
-        assert await archive.load_request("e2") == join_body(branch)
 
     async def test_how_much_of_a_chain_is_there_is_told_by_its_links(self, archive: Archive) -> None:
         turns = make_turns(9)
@@ -245,16 +221,6 @@ class ArchiveContract:
         assert (open_round.headers, open_round.received_size, open_round.answer) == ((), 0, b"")
         assert (open_round.usage, open_round.finish, open_round.error) == (None, "", "")
 
-    async def test_rounds_are_listed_in_order_of_their_number(self, archive: Archive) -> None:
-        await archive.append(make_opening(), make_round(k=1), make_round(k=0), make_outcome(k=0), make_outcome(k=1))
-        (row,) = await archive.list_exchanges(make_key().id)
-        assert [each.k for each in row.rounds] == [0, 1]
-
-    async def test_an_answer_read_as_it_was_received_comes_back(self, archive: Archive) -> None:
-        await archive.append(make_opening(), make_round(), make_outcome(), make_reading(answer=ANSWER))
-        (row,) = await archive.list_exchanges(make_key().id)
-        assert row.rounds[0].answer == ANSWER == await archive.load_received("e1", 0)
-
     async def test_calls_are_exchanges_without_what_was_answered(self, archive: Archive) -> None:
         await archive.append(make_opening(), make_round(), make_outcome(), make_reading(answer=ANSWER))
         await archive.append(make_opening("e2"))
@@ -275,11 +241,6 @@ class ArchiveContract:
         await archive.append(make_opening(), make_round(), outcome, make_reading(error=theirs))
         (row,) = await archive.list_exchanges(make_key().id)
         assert (row.rounds[0].error, row.rounds[0].completeness) == (seen, "truncated")
-
-    async def test_usage_that_says_nothing_is_none(self, archive: Archive) -> None:
-        await archive.append(make_opening(), make_round(), make_outcome(), make_reading(usage=Usage()))
-        (row,) = await archive.list_exchanges(make_key().id)
-        assert row.rounds[0].usage is None
 
     async def test_values_no_column_takes_are_fitted_and_the_record_is_kept(self, archive: Archive) -> None:
         reading = make_reading(usage=Usage(input=10**30), finish="st\ud800op", error="na\ud800ïve")
@@ -320,9 +281,6 @@ class ArchiveContract:
             model="new",
             seq=2,
         )
-
-    async def test_an_empty_log_lists_nothing(self, archive: Archive) -> None:
-        assert list(await archive.list_sessions()) == []
 
     async def test_what_is_not_there_is_not_found(self, archive: Archive) -> None:
         await archive.append(make_opening(), make_round())
@@ -411,26 +369,12 @@ class ArchiveContract:
         assert await opening
         assert await archive.load_request("e1") == b"{}"
 
-    async def test_timings_come_back_exactly(self, archive: Archive) -> None:
-        told, untold = Timings(0, 0.1, 123456.789012, 0.257), Timings(0, 0.1, 123456.789012)
-        await archive.append(make_opening(), make_round(), replace(make_outcome(), timings=told))
-        await archive.append(make_round("e1", 1), replace(make_outcome("e1", 1), timings=untold))
-        (row,) = await archive.list_exchanges(make_key().id)
-        assert [each.timings for each in row.rounds] == [told, untold]
-        assert (await archive.verify()).faults == ()
-
     async def test_a_sound_log_has_no_faults_and_counts_what_was_looked_at(self, archive: Archive) -> None:
         await archive.append(make_opening("e1", chain_body(make_turns(4))), make_round("e1"), make_outcome("e1"))
         await archive.append(make_opening("e2"), make_round("e2", 0, make_manifest(b"x")), make_round("e2", 1))
         found = await archive.verify()
         assert (found.exchanges, found.rounds, found.slices, found.faults) == (2, 3, 4, ())
         assert found.blobs >= 6
-
-    async def test_a_log_that_keeps_up_has_no_problem_and_nothing_pending(self, archive: Archive) -> None:
-        await archive.append(make_opening(), make_round())
-        await archive.list_sessions()
-        health = archive.health
-        assert (health.problem, health.pending, health.pending_bytes, health.dropped) == ("", 0, 0, 0)
 
     async def test_after_close_records_are_refused_and_nothing_raises(self, archive: Archive) -> None:
         await archive.append(make_opening())

@@ -110,15 +110,6 @@ class ListingContract:
         assert [row.seq for row in await archive.list_sessions(9, Selection("c", before=3, tenant=b"1" * 16))] == []
         assert [row.seq for row in await archive.list_sessions(9, Selection(before=3, tenant=b"1" * 16))] == [1]
 
-    async def test_one_session_is_found_by_its_id_as_it_is_listed(self, archive: Archive) -> None:
-        for number, name in enumerate(("a", "b", "a")):
-            await archive.append(make_opening(f"e{number}", key=make_key(name)))
-        for row in await archive.list_sessions():
-            assert await archive.find_session(row.id) == row
-        for name in ("", make_key("a").id[:-1], make_key("c").id, "\0", "\udcff"):
-            with pytest.raises(NotFound):
-                await archive.find_session(name)
-
     async def test_ids_are_listed_by_how_they_begin(self, archive: Archive) -> None:
         for number, name in enumerate(("abc", "ab", "b", "abd", "a%", "é", "aé")):
             await archive.append(make_opening(f"e{number}", key=replace(make_key(name), id=name)))
@@ -171,11 +162,6 @@ class ListingContract:
         assert {call.n for branch in await archive.list_branches(session) for call in branch.exchanges} <= {1, 2}
         (stored,) = await archive.recall((), (), make_key())
         assert len(stored.nodes) == 2
-
-    async def test_a_session_of_our_own_calls_alone_is_listed(self, archive: Archive) -> None:
-        await archive.append(make_opening("a1", kind="auxiliary", model="mini"))
-        (row,) = await archive.list_sessions()
-        assert (row.exchanges, row.auxiliary, row.model, row.seq) == (0, 1, "mini", 1)
 
     async def test_spending_is_summed_by_session_upstream_and_model(self, archive: Archive) -> None:
         assert list(await archive.sum_auxiliary(0)) == []

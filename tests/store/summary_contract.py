@@ -252,10 +252,3 @@ class SummaryContract:
         assert await count_dropped(archive, spy) == 1
         await is_stored(archive, make_opening("theirs", chain_body(TURNS, tenant=OTHER_TENANT), key=STRANGER))
         assert await is_stored(archive, spy)
-
-    async def test_texts_from_outside_are_fitted(self, archive: Archive) -> None:
-        session = await open_session(archive)
-        odd = replace(ONE, text="\ud800!", model="m\udfff", reason="\ud800", files=("a\ud800",), id="\ud800")
-        assert await is_stored(archive, odd)
-        fitted = replace(odd, text="?!", model="m?", reason="?", files=("a?",), id="?")
-        assert (await archive.load_context(session)).summaries == (fitted,)

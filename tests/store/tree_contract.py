@@ -71,14 +71,6 @@ class TreeContract:
         assert list(await archive.recall(NODES, ("call:1", "call:2"), make_key())) == [stored]
         assert (await archive.verify()).faults == ()
 
-    async def test_whose_a_session_is_can_be_asked(self, archive: TreeArchive) -> None:
-        await add_turns(archive)
-        await add_turns(archive, "agent-8", OTHER_TENANT)
-        for key in (make_key(), make_key("agent-8", OTHER_TENANT)):
-            assert await archive.find_key(key.id) == key
-        with pytest.raises(NotFound, match="there is no session"):
-            await archive.find_key("nobody's")
-
     async def test_what_is_not_known_recalls_nothing(self, archive: TreeArchive) -> None:
         assert not await archive.has_sessions()
         assert await recall_ids(archive, *NODES, marks=("call:1",), session=make_key()) == []
@@ -90,11 +82,6 @@ class TreeContract:
             == []
         )
         assert await recall_ids(archive, A.node) == []  # no answer stands at a beginning that anybody may share
-
-    async def test_a_session_without_a_tree_is_recalled_by_its_id_alone(self, archive: TreeArchive) -> None:
-        key = replace(make_key(), parent="s-parent")
-        await archive.append(make_opening(key=key))
-        assert list(await archive.recall(NODES, ("call:1",), key)) == [StoredSession(key, (), (), ())]
 
     async def test_the_deepest_answer_of_a_chain_leads_to_its_sessions(self, archive: TreeArchive) -> None:
         first = await add_turns(archive, "a")
@@ -195,13 +182,6 @@ class TreeContract:
         assert archive.health.dropped == 0
         assert (await archive.verify()).faults == ()
 
-    async def test_a_node_twice_in_one_record_is_there_once(self, archive: TreeArchive) -> None:
-        mark = make_mark("call:1", B)
-        assert await is_stored(archive, make_opening(), make_step("e1", [A]))
-        assert await is_stored(archive, make_reply("e1", [B, B, C, C], [mark, mark]))
-        (stored,) = await archive.recall((), (), make_key())
-        assert (stored.nodes, stored.marks) == ((A, B, C), (mark,))
-
     async def test_the_first_mark_of_a_name_counts_in_each_session(self, archive: TreeArchive) -> None:
         for name in ("x", "y"):
             form = name.encode()
@@ -230,18 +210,6 @@ class TreeContract:
         assert (stored.nodes, stored.tips) == (late, (late[0].node, D.node))
         assert (await archive.verify()).faults == ()
 
-    async def test_a_beginning_that_comes_after_what_hangs_on_it_changes_nothing(self, archive: TreeArchive) -> None:
-        await add_turns(archive, "a")
-        key = make_key("b")
-        assert await is_stored(archive, make_opening("e8", key=key), make_step("e8", [C]))
-        assert await is_stored(
-            archive, make_opening("e9", key=key), make_step("e9", [A, replace(B, is_answer=False), C])
-        )
-        (stored,) = await archive.recall((), (), key)
-        assert stored.nodes == (C, A, replace(B, is_answer=False))
-        assert [branch.tip for branch in await archive.list_branches(key.id)] == [C.node]
-        assert (await archive.verify()).faults == ()
-
     @pytest.mark.parametrize(
         "orphan",
         [
@@ -265,12 +233,6 @@ class TreeContract:
         (stored,) = await archive.recall((), (), make_key())
         assert (stored.nodes, stored.marks) == ((A,), ())
         assert (await archive.verify()).faults == ()
-
-    async def test_a_step_that_comes_twice_is_refused(self, archive: TreeArchive) -> None:
-        assert await is_stored(archive, make_opening(), make_step("e1", [A]))
-        assert not await is_stored(archive, make_step("e1", [A, B]))
-        (stored,) = await archive.recall((), (), make_key())
-        assert stored.nodes == (A,)
 
     async def test_what_is_refused_leaves_nothing_of_its_append(self, archive: TreeArchive) -> None:
         assert not await is_stored(
@@ -356,18 +318,3 @@ class TreeContract:
         ]
         (row,) = await archive.list_sessions()
         assert (row.branches, row.side) == (3, 1)
-
-    async def test_a_step_back_is_no_branch(self, archive: TreeArchive) -> None:
-        session = await add_turns(archive)
-        await archive.append(make_opening("e3"), make_step("e3", tip=B.node, depth=2, base=2, relation="branch"))
-        (branch,) = await archive.list_branches(session)
-        assert branch.exchanges == (*TURNS, Call(3, "e3", 2))
-        assert (await archive.list_sessions())[0].branches == 1
-
-    async def test_calls_without_a_place_are_on_no_branch(self, archive: TreeArchive) -> None:
-        await archive.append(make_opening("e1"))
-        await archive.append(make_opening("e2"), make_step("e2"))
-        assert list(await archive.list_branches(make_key().id)) == []
-        assert (await archive.list_sessions())[0].branches == 0
-        with pytest.raises(NotFound):
-            await archive.list_branches("nobody")

@@ -62,18 +62,6 @@ class UnreadContract:
             UnreadRow("e1", 0, "chat_completions", make_key(), A.node, JSON, ANSWER),
         ]
 
-    async def test_each_round_has_its_own_reading(self, archive: Archive) -> None:
-        for k in range(3):
-            await archive.append(*([] if k else [make_opening()]), make_round(k=k), make_outcome(k=k))
-        await archive.append(make_reading(k=1))
-        assert [(row.exchange, row.k) for row in await archive.list_unread()] == [("e1", 2), ("e1", 0)]
-
-    async def test_the_tip_is_that_of_the_very_request(self, archive: Archive) -> None:
-        await archive.append(make_opening("e1"), make_step("e1", [A, B, C]), make_round("e1"), make_outcome("e1"))
-        await archive.append(make_opening("x", key=make_key("other")), make_step("x", [A]))
-        await archive.append(make_opening("e2"), make_step("e2", [], tip=A.node), make_round("e2"), make_outcome("e2"))
-        assert [row.tip for row in await archive.list_unread()] == [A.node, C.node]
-
     async def test_what_has_no_wire_format_or_no_bytes_is_not_to_be_read(self, archive: Archive) -> None:
         passed = replace(make_opening("e1"), kind="passthrough", wire="")
         await archive.append(passed, make_round("e1"), make_outcome("e1"))

@@ -7,6 +7,7 @@ import pytest
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.streams import read_events
+from tests.wire.cases import load_cases
 
 WIRE = ChatCompletions()
 
@@ -46,62 +47,16 @@ def call(arguments: str, name: str | None = None, **fields: object) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    ("fragments", "calls"),
-    [
-        pytest.param(
-            [call("{", "f", id="a"), call("}"), call("{", "g", id="b"), call("}")],
-            [("a", "f", "{}"), ("b", "g", "{}")],
-            id="no index: a new id begins a new call",
-        ),
-        pytest.param(
-            [call("{", "f", id="a"), call("}", id="a"), call("{}", id="b")],
-            [("a", "f", "{}"), ("b", None, "{}")],
-            id="no index, the id repeated",
-        ),
-        pytest.param(
-            [call("{}", "f", id="a", index=0), call("{}", "g", id="b", index=0)],
-            [("a", "f", "{}"), ("b", "g", "{}")],
-            id="every call has index 0 (Ollama, Gemini)",
-        ),
-        pytest.param(
-            [call("{", "f", id="a", index=0), call("}", id="x", index=0)],
-            [("a", "f", "{}")],
-            id="every fragment has an id of its own (vLLM)",
-        ),
-        pytest.param(
-            [call("{", "f", id="a", index=0), call("}", "f", id="a", index=0)],
-            [("a", "f", "{}")],
-            id="id and name repeated",
-        ),
-        pytest.param(
-            [call("{", "", id="", index=0), call("}", "f", id="a", index=0), call("", "", id="", index=0)],
-            [("a", "f", "{}")],
-            id="empty at first",
-        ),
-        pytest.param(
-            [call("2", "g", id="b", index=1), call("1", "f", id="a", index=0)],
-            [("a", "f", "1"), ("b", "g", "2")],
-            id="in another order",
-        ),
-        pytest.param(
-            [call("{}", "f", id="a", index=None), call("{}", "g", id="b", index="1")],
-            [("a", "f", "{}"), ("b", "g", "{}")],
-            id="an index that is no number",
-        ),
-    ],
+    ("fragments", "calls"), [pytest.param(*case, id=name) for name, *case in load_cases("tool_calls_of_servers.jsonl")]
 )
 def test_tool_calls_of_servers_with_ways_of_their_own(
-    fragments: list[dict[str, object]], calls: list[tuple[str, str | None, str]]
+    fragments: list[dict[str, object]], calls: list[list[str | None]]
 ) -> None:
     found = message(deltas(*fragments))["tool_calls"]
     assert isinstance(found, list)
-    assert [(c["id"], c["function"].get("name"), c["function"]["arguments"]) for c in found] == calls
-
-
-def test_a_tool_call_of_odd_types_is_taken_as_it_comes() -> None:
-    odd: list[object] = [{"index": 0, "id": "b", "function": "f"}, {"index": 0, "id": {}, "function": None}, 7]
-    stream = deltas(call("{}", "f", id="a", index=0), {"tool_calls": odd}, {"tool_calls": "odd"})
-    assert message(stream)["tool_calls"] == [{"id": "a", "function": "f"}]
+    assert [(c["id"], c["function"].get("name"), c["function"]["arguments"]) for c in found] == [
+        tuple(call) for call in calls
+    ]
 
 
 def test_deepseek_sends_reasoning_and_counts_with_its_last_choice() -> None:
@@ -182,23 +137,6 @@ def test_a_whole_message_in_place_of_a_delta_is_the_message() -> None:
     )
     assert first_choice(answer)["message"] == whole
     assert answer.finish == "stop"
-
-
-def test_what_follows_a_whole_message_goes_on_from_it() -> None:
-    whole = {"role": None, "content": "a", "parts": [{"index": 0, "t": "x"}]}
-    found = message(
-        chunk({"message": whole}), chunk({"delta": {"content": "b", "parts": [{"index": 0, "t": "y"}]}, "message": {}})
-    )
-    assert found == {"role": "assistant", "content": "ab", "parts": [{"index": 0, "t": "xy"}]}
-
-
-def test_a_null_delta_and_a_choice_without_index_are_taken_as_far_as_they_go() -> None:
-    answer = read(chunk({"delta": None, "finish_reason": "stop"}), chunk({"index": "x", "delta": {"content": "a"}}))
-    assert first_choice(answer) == {
-        "index": 0,
-        "message": {"role": "assistant", "content": "a"},
-        "finish_reason": "stop",
-    }
 
 
 @pytest.mark.parametrize(

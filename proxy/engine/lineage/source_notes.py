@@ -1,7 +1,7 @@
 """What the requests of a session told of the prompt sources of their newest messages, in memory."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from proxy.engine.ports import MOST_NOTED
 from proxy.model.epoch import SourceNote
@@ -31,8 +31,3 @@ class SourceNotes:
         for note in stored:
             self.note(note)
         self._kinds |= later
-
-    def list_kinds(self, nodes: Sequence[bytes]) -> dict[int, str]:
-        """Return the kinds that were told of the messages of a chain, by their places."""
-        kinds = self._kinds
-        return {place: kinds[node] for place, node in enumerate(nodes) if node in kinds} if kinds else {}

@@ -33,13 +33,6 @@ PLACES_IN_ROW = 512
 _BUSY_MS = 2000
 _MERGED_PAGES = 64
 _CHECKED_BYTES = 16 * 1024 * 1024  # 0.1 s
-_PRAGMAS = (
-    "auto_vacuum = INCREMENTAL",
-    "journal_mode = WAL",
-    "synchronous = NORMAL",
-    "secure_delete = ON",
-    "cache_size = -4096",
-)
 _PUNCTUATION = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'
 _CONTROLS = "".join(map(chr, (*range(1, 9), *range(14, 32), 127)))
 # The tokenizer `ascii` takes every character above 127 as part of a token; all others but white space are named.

@@ -35,7 +35,6 @@ _DIGEST_BYTES = 7
 _ADD_ENTRY = """
     INSERT OR IGNORE INTO entry(id, address, holder, exchange, tool, name) VALUES (?, ?, ?, ?, ?, ?)"""
 _PLACES = "SELECT places FROM place WHERE session = ? AND row = ?"
-_SET_PLACES = "INSERT OR REPLACE INTO place(session, row, places) VALUES (?, ?, ?)"
 _ADD_STATISTIC = """
     INSERT INTO statistic(session, lane, passages, terms) VALUES (?, ?, ?, ?)
     ON CONFLICT (session, lane) DO UPDATE SET passages = passages + excluded.passages, terms = terms + excluded.terms"""

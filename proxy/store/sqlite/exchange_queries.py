@@ -13,7 +13,7 @@ from typing import cast
 from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import OUTSIDE, Original, Plan, StoredOriginal, name_file
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, HeldRow, Kind, Mode, SessionKey, Timings, Usage
+from proxy.model.exchange import Completeness, Headers, HeldRow, SessionKey, Timings, Usage
 from proxy.model.log import AuxiliaryUsage, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
@@ -401,6 +401,9 @@ _EXCHANGES = """
 # The columns of a decision have the names of the fields of `Plan` after the exchange and the round number.
 _DECISION = Plan.__struct_fields__[2:]
 
+# The columns of an exchange that have the names of the fields of `ExchangeRow`, and their values.
+_AS_THEY_ARE = ("seq", "id", "session", "n", "kind", "wire", "mode", "model", "method", "target", "opened_ms")
+
 _CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 
 
@@ -421,21 +424,11 @@ def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
     """Make an exchange of its rows, one for each round."""
     row = rows[0]
     return ExchangeRow(
-        seq=row["seq"],
-        id=row["id"],
-        session=row["session"],
-        n=row["n"],
-        kind=cast(Kind, row["kind"]),
-        wire=row["wire"],
-        mode=cast(Mode, row["mode"]),
-        model=row["model"],
-        method=row["method"],
-        target=row["target"],
+        **{name: row[name] for name in _AS_THEY_ARE},
         headers=_make_headers(row["headers"], row["changes"]),
         request_size=row["size"],
         is_capped=bool(row["whole"]),
         digest=_digest_recipe(row["envelope"], row["tip"]),
-        opened_ms=row["opened_ms"],
         rounds=tuple([_make_round(row) for row in rows if row["round_k"] is not None]),
         relation="" if row["relation"] is None else RELATIONS[row["relation"]],
         is_side=bool(row["is_side"]),

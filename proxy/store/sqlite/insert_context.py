@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
+from msgspec.structs import astuple, replace
 
 from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.manifest import compute_digest
@@ -19,13 +20,8 @@ from proxy.store.constraints import (
     MessageSpan,
     SummaryIdentity,
     find_summary_fault,
-    fit_epoch,
-    fit_original,
-    fit_plan,
-    fit_recalled,
-    fit_remembered,
-    fit_summary,
     fit_text,
+    fit_texts,
     span_of,
 )
 from proxy.store.sqlite.codec import (
@@ -115,7 +111,7 @@ class ContextInserter:
 
     def add_epoch(self, epoch: Epoch) -> None:
         """Add an epoch. Raises DanglingReference, and ValueError if a reference already names something else."""
-        epoch = fit_epoch(epoch)
+        epoch = fit_texts(epoch)
         session, reference = self._ids.expect_session(epoch.session)
         parent = self._find_epoch(epoch.parent)
         exchange = self._ids.expect_exchange(epoch.exchange).seq if epoch.exchange else None
@@ -148,33 +144,14 @@ class ContextInserter:
 
     def add_plan(self, plan: Plan) -> None:
         """Add the decision for a round. Raises DanglingReference."""
-        plan = fit_plan(plan)
+        plan = fit_texts(plan)
         exchange = self._ids.expect_exchange(plan.exchange)
         _, session = self._ids.expect_session(exchange.session)
-        self._rows.add_sealed(
-            "decision",
-            (session,),
-            (
-                exchange.seq,
-                plan.k,
-                plan.view,
-                plan.rung,
-                self._find_epoch(plan.epoch),
-                plan.pressure,
-                plan.reason,
-                plan.tokens_client,
-                plan.tokens_upstream,
-                plan.usable,
-                float(plan.owed),
-                None if plan.saving is None else float(plan.saving),
-                plan.client_read,
-                plan.sent_read,
-                plan.own_expected,
-                plan.sent_expected,
-                plan.window or None,
-                plan.soft or None,
-            ),
-        )
+        # float: a seal is checked against the values as SQLite returns them
+        saving = None if plan.saving is None else float(plan.saving)
+        _, k, view, rung, epoch, *values, window, soft = astuple(replace(plan, owed=float(plan.owed), saving=saving))
+        row = exchange.seq, k, view, rung, self._find_epoch(epoch), *values, window or None, soft or None
+        self._rows.add_sealed("decision", (session,), row)
 
     def add_pin(self, pin: Pin) -> None:
         """Add a pin. Raises DanglingReference."""
@@ -190,7 +167,7 @@ class ContextInserter:
 
     def add_recalled(self, recalled: Recalled) -> None:
         """Add the rounds of an answer in which a model recalled. Raises DanglingReference."""
-        recalled = fit_recalled(recalled)
+        recalled = fit_texts(recalled)
         _, session = self._ids.expect_session(recalled.session)
         exchange, epoch = self._ids.expect_exchange(recalled.exchange).seq, self._find_epoch(recalled.epoch)
         if epoch is None:
@@ -213,7 +190,7 @@ class ContextInserter:
 
     def add_remembered(self, remembered: Remembered) -> None:
         """Add a report with its facts to memory. Raises DanglingReference."""
-        remembered = fit_remembered(remembered)
+        remembered = fit_texts(remembered)
         _, session = self._ids.expect_session(remembered.session)
         content = encode_remembered(remembered)
         span = remembered.start, remembered.stop, remembered.last
@@ -231,7 +208,7 @@ class ContextInserter:
 
         Raises DanglingReference, and ValueError if it does not cover its span or its id belongs to another summary.
         """
-        summary = fit_summary(summary)
+        summary = fit_texts(summary)
         text, span = summary.text.encode(), span_of(summary)
         identity = SummaryIdentity(span, summary.last, summary.kind, summary.level, compute_digest(text))
         known = self._find_summary(summary.id)
@@ -282,7 +259,6 @@ class ContextInserter:
         )
 
     def _name_original(self, session: OpenSession, key: str, original: Original) -> StoredReference:
-        original = fit_original(original)
         known = self._find_reference(original.id)
         if known is not None:
             if known.original != original:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
+from msgspec.structs import astuple
+
 from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.exchange import Headers, HeldCall, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
@@ -240,11 +242,7 @@ class TransactionWriter:
                 digest,
                 self._rows.add_payload(error) if error else None,
                 compute_digest(error) if error else None,
-                usage.input,
-                usage.output,
-                usage.cached,
-                usage.written,
-                usage.reasoning,
+                *astuple(usage),
                 fit_text(reading.finish),
             ),
         )

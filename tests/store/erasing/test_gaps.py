@@ -108,17 +108,6 @@ def test_pages_of_any_size(tmp_path: Path, page: int) -> None:
     gaps.close()
 
 
-def test_an_empty_table_has_nothing_to_overwrite(log: sqlite3.Connection, tmp_path: Path) -> None:
-    log.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    gaps = PageGaps(tmp_path / "log.db")
-    assert gaps.overwrite(log, 0, 0.0) is None
-    assert gaps.overwritten == 0
-
-
-def test_the_writer_overwrites_what_it_deletes(log: sqlite3.Connection) -> None:
-    assert log.execute("PRAGMA secure_delete").fetchone() == (1,)
-
-
 class Deleted:
     """A log with rows, and what SQLite left of others, deleted in several transactions."""
 

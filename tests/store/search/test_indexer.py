@@ -24,7 +24,6 @@ from proxy.store.search.texts import list_texts
 from proxy.store.sqlite.connection import connect_reader
 from proxy.wire.format import Format
 from tests.support.indexing import (
-    OTHER_TENANT,
     LogBuilder,
     ask_tool,
     list_entries,
@@ -114,25 +113,6 @@ def test_everything_said_called_and_returned_is_indexed_once(log: LogBuilder, in
         "def parse_1(text): return 1",
         "The parser is repaired.",
     ]
-
-
-def test_what_comes_later_is_added(log: LogBuilder, indexer: Indexer) -> None:
-    log.call([say("first")], reply("one"))
-    index_all(indexer)
-    log.call([say("first"), read_message(reply("one")), say("second")])
-    assert indexer.health.behind == 1
-    index_all(indexer)
-    log.call([say("elsewhere")], session="s2", tenant=OTHER_TENANT)
-    index_all(indexer)
-    assert read_texts(log.path) == ["first", "one", "second", "elsewhere"]
-
-
-def test_an_output_is_found_by_what_led_to_it_and_has_the_tool_of_its_call(log: LogBuilder, indexer: Indexer) -> None:
-    write_work(log, steps=1)
-    index_all(indexer)
-    cards = [term for term, _ in dump(find_index(log.path))["card"]]
-    assert {"look", "file_0", "command"} <= set(cards)
-    assert dump(find_index(log.path))["tool"] == [(1, ""), (2, "bash")]
 
 
 def test_notes_of_calls_are_read_again_by_a_new_process(log: LogBuilder, indexer: Indexer) -> None:
@@ -394,15 +374,6 @@ def test_where_most_is_erased_the_index_is_made_anew(log: LogBuilder, indexer: I
     assert "elsewhere" in read_texts(log.path)
 
 
-def test_a_card_has_the_thought_of_its_own_step(log: LogBuilder, indexer: Indexer) -> None:
-    write_work(log, 2)
-    index_all(indexer)
-    index = dump(find_index(log.path))
-    last = max(passage for _, passage in index["card"])
-    assert {"0", "file_0"}.isdisjoint({term for term, passage in index["card"] if passage == last})
-    assert "file_1" in {term for term, passage in index["card"] if passage == last}
-
-
 def test_a_rebuilt_index_has_the_same_references(log: LogBuilder, indexer: Indexer) -> None:
     write_work(log)
     index_all(indexer)
@@ -547,13 +518,6 @@ def test_it_is_tidied_once_nothing_is_new(log: LogBuilder) -> None:
     assert count_segments(log.path) == 1
     assert dump(find_index(log.path)) == before | {"meta": dump(find_index(log.path))["meta"]}
     indexer.close()
-
-
-def test_the_age_of_what_is_missing_is_told(log: LogBuilder, indexer: Indexer) -> None:
-    index_all(indexer)
-    log.call([say("new")], at_ms=int(time.time() * 1000) - 90_000)
-    assert 89 < indexer.health.behind_seconds < 89 + LIMIT
-    assert indexer.health.size > 0
 
 
 def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from proxy.model.epoch import SourceNote
 from proxy.model.errors import BadRequest, NotFound
 from proxy.model.lineage import compute_chain_root, extend_chain
-from proxy.model.search import IndexHealth, SearchQuery
+from proxy.model.search import SearchQuery
 from proxy.read.search import LogSearch, SearchRequest
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
 from proxy.store.search.schema import LANES, find_index
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.wire import FORMATS
-from tests.store.search.test_indexer import copy_log, index_all, write_work
+from tests.store.search.test_indexer import index_all, write_work
 from tests.support.examples import examples
 from tests.support.indexing import (
     OPENED_MS,
@@ -92,16 +92,6 @@ async def test_broadcasts_are_told_apart_by_the_name_of_their_message_or_by_what
     entry = await index.find_entry(next(hit.reference for hit in hits if hit.sender == "build"))
     assert entry is not None
     assert (entry.sender, entry.kind) == ("build", "broadcast")
-
-
-async def test_a_log_without_notes_of_sources_is_searched(
-    log: LogBuilder, indexer: Indexer, index: SearchIndex
-) -> None:
-    """An index may be asked for beside a log of an earlier version."""
-    log.call([say("My zebras.")])
-    log.connection.execute("DROP TABLE source")
-    index_all(indexer)
-    assert await find(index, "zebras") == ["My zebras."]
 
 
 async def test_a_reference_of_a_hit_leads_to_the_whole_entry(
@@ -261,11 +251,6 @@ async def test_the_time_is_limited(log: LogBuilder, indexer: Indexer) -> None:
     await hasty.close()
 
 
-async def test_health_is_what_the_writer_tells(log: LogBuilder) -> None:
-    told = IndexHealth(behind=7)
-    assert SearchIndex(log.path, lambda: told).health is told
-
-
 @given(st.text(max_size=60), st.text(max_size=60))
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_text_is_a_query(tmp_path_factory: pytest.TempPathFactory, text: str, context: str) -> None:
@@ -286,14 +271,6 @@ def test_any_text_is_a_query(tmp_path_factory: pytest.TempPathFactory, text: str
         await index.close()
 
     asyncio.run(look())
-
-
-async def test_a_copy_without_its_index_has_none(log: LogBuilder, tmp_path: Path, indexer: Indexer) -> None:
-    write_work(log)
-    index_all(indexer)
-    copied = SearchIndex(copy_log(log, tmp_path / "copy"))
-    assert (await copied.search(SearchQuery(text="parser"))).hits == ()
-    await copied.close()
 
 
 async def test_lines_of_a_long_entry_are_found_wherever_they_stand(
@@ -368,35 +345,6 @@ async def test_what_somebody_said_is_found_up_to_a_time(log: LogBuilder, indexer
     )
     assert {hit.snippet for hit in found.hits} == {"Zebra one."}
     await reader.close()
-
-
-async def test_a_phrase_comes_before_texts_that_have_its_words_more_often(
-    log: LogBuilder, indexer: Indexer, index: SearchIndex
-) -> None:
-    sentence = "Please keep the old handler name in every module."
-    history: list[dict[str, Any]] = [say(sentence)]
-    for n in range(60):
-        answer = ask_tool("bash", {"command": f"cat module{n}.py"}, f"call_{n}", "")
-        log.call(history, answer)
-        lines = [f"module {n} handler {n}", "keep name old", "every old name", "handler handler name module"]
-        history = [*history, read_message(answer), return_output("\n".join(lines), f"call_{n}")]
-    log.call(history)
-    index_all(indexer)
-    for query in (f'"{sentence}"', sentence, '"keep the old handler name"', 'module "OLD handler name"'):
-        found = await index.search(SearchQuery(text=query))
-        assert found.hits[0].snippet.strip() == sentence, query
-
-
-async def test_what_was_said_comes_before_an_output_with_the_same_phrase(
-    log: LogBuilder, indexer: Indexer, index: SearchIndex
-) -> None:
-    answer = ask_tool("bash", {"command": "grep zebra"}, "call_1", "")
-    log.call([say("the striped zebra")], answer)
-    log.call([say("the striped zebra"), read_message(answer), return_output("zoo.py: a striped zebra, striped zebra")])
-    log.call([say("something else")], reply("a striped zebra of mine"))
-    index_all(indexer)
-    found = await index.search(SearchQuery(text='"striped zebra"'))
-    assert [hit.role for hit in found.hits if "striped" in hit.snippet][-1] == "tool"
 
 
 async def test_a_file_that_was_read_again_is_found_once(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:

@@ -63,15 +63,6 @@ def test_what_is_said_gets_a_vector_and_what_tools_return_does_not(log: LogBuild
     assert embed_all(indexer, "s2") == ["Repair it, please, and call it parser."]
 
 
-def test_a_long_message_has_a_vector_for_each_of_its_passages(log: LogBuilder, indexer: Indexer) -> None:
-    text = "\n".join(f"Sentence {i} tells of the matter at some length." for i in range(60))
-    log.call([say(text)])
-    index_all(indexer)
-    texts = embed_all(indexer)
-    assert len(texts) > 3
-    assert "\n".join(texts) == text
-
-
 def test_batches_are_bounded_and_go_on_where_the_last_one_ended(
     log: LogBuilder, indexer: Indexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,15 +80,6 @@ def test_batches_are_bounded_and_go_on_where_the_last_one_ended(
     assert len(indexer.list_passages("s1", MODEL).passages) == 2
     monkeypatch.setattr(vectors, "MOST_LOOKED_AT", 1)
     assert indexer.list_passages("s1", MODEL).until == second.since + 1
-
-
-def test_the_same_batch_is_kept_once(log: LogBuilder, indexer: Indexer) -> None:
-    write_talk(log)
-    index_all(indexer)
-    made = make_vectors(indexer.list_passages("s1", MODEL))
-    indexer.keep_vectors("s1", MODEL, made)
-    indexer.keep_vectors("s1", MODEL, made)
-    assert indexer.health.vectors == 30
 
 
 def test_vectors_stay_over_a_restart(log: LogBuilder, indexer: Indexer) -> None:
@@ -268,13 +250,3 @@ async def test_the_vector_of_a_query_is_asked_for_if_there_are_any(log: LogBuild
 def read_wal(log: LogBuilder) -> bytes:
     path = find_index(log.path)
     return path.with_name(path.name + "-wal").read_bytes()
-
-
-async def test_of_a_long_message_the_passage_is_shown_that_is_similar(log: LogBuilder, indexer: Indexer) -> None:
-    filling = "\n".join(f"Sentence {i} tells of matter {i * 7} at some length." for i in range(60))
-    write_talk(log, f"{filling}\n\n{TOLD * 16}\n\nAnd that is all that there is to tell.")
-    index_all(indexer)
-    embed_all(indexer)
-    snippet = (await search(log, "puppy purchased"))[0]
-    assert "bought a dog" in snippet
-    assert "Sentence" not in snippet

@@ -7,6 +7,8 @@ from pathlib import Path
 def spoil(path: Path, *statements: str) -> None:
     """Run statements on a log as somebody who wants to alter it, and puts the triggers back."""
     connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("BEGIN")
     triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
     for name, _ in triggers:
         connection.execute(f"DROP TRIGGER {name}")
@@ -14,6 +16,7 @@ def spoil(path: Path, *statements: str) -> None:
         assert connection.execute(statement).rowcount != 0, f"{statement} touched nothing"
     for _, trigger in triggers:
         connection.execute(trigger)
+    connection.execute("COMMIT")
     connection.close()
 
 

@@ -4,7 +4,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from proxy.model.exchange import Usage
 from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
-from proxy.store.sqlite.connection import WriterLock
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
 from tests.store.context_contract import ContextContract
@@ -25,7 +23,6 @@ from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
 from tests.store.memory_contract import MemoryContract
 from tests.store.samples import (
-    TENANT,
     chain_body,
     join_body,
     make_chain,
@@ -146,17 +143,6 @@ async def test_a_log_others_could_read_is_made_private_again(policy: StorePolicy
     assert policy.path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_command_that_has_the_log_for_a_moment_is_waited_out(policy: StorePolicy) -> None:
-    policy.path.parent.mkdir()
-    held = WriterLock(policy.path)
-    let_go = threading.Timer(0.1, held.release)
-    let_go.start()
-    archive = open_sqlite(replace(policy, lock_ms=10_000), asyncio.get_running_loop())
-    let_go.join()
-    assert await archive.append(make_opening())
-    await archive.close()
-
-
 async def test_a_second_writer_is_refused_and_told_who_holds_the_log(policy: StorePolicy) -> None:
     archive = open_at(policy)
     with pytest.raises(StoreUnavailable, match=rf"another process \(id {os.getpid()}\).*data directory"):
@@ -224,13 +210,6 @@ async def test_a_damaged_log_is_refused_and_left_alone(policy: StorePolicy, plac
     assert policy.path.read_bytes() == before
 
 
-async def test_a_truncated_log_is_refused(policy: StorePolicy) -> None:
-    await write_log(policy)
-    os.truncate(policy.path, policy.path.stat().st_size // 2)
-    with pytest.raises(StoreUnavailable, match="malformed"):
-        open_at(policy)
-
-
 @pytest.mark.parametrize("place", ["file/log.db", "directory"])
 async def test_a_place_that_cannot_be_written_is_refused_with_what_to_change(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
@@ -275,16 +254,6 @@ async def test_the_log_grows_with_what_is_new_and_not_with_the_history(policy: S
     before, _ = await grow(0, 40)
     after, new = await grow(40, 240)
     assert after - before < 1.5 * new
-
-
-async def test_one_tenant_is_one_row_however_many_sessions_it_has(policy: StorePolicy) -> None:
-    archive = open_at(policy)
-    for i in range(5):
-        await archive.append(make_opening(f"e{i}", key=make_key(f"agent-{i}")))
-    await archive.close()
-    connection = sqlite3.connect(policy.path)
-    assert connection.execute("SELECT fingerprint FROM tenant").fetchall() == [(TENANT,)]
-    connection.close()
 
 
 async def test_a_session_that_waits_to_be_written_is_recalled(open_archive: Opener) -> None:

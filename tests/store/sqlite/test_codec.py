@@ -1,8 +1,6 @@
 import hashlib
-import threading
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given
@@ -22,7 +20,6 @@ from proxy.store.sqlite.codec import (
     digest_summary,
     encode_changes,
     encode_headers,
-    encode_ids,
     join_recipe,
     pack,
     seal_after,
@@ -74,18 +71,6 @@ def test_damaged_content_is_a_value_error(damaged: bytes) -> None:
         unpack(PACKED, damaged)
 
 
-def test_threads_pack_and_unpack_beside_each_other() -> None:
-    contents = [STREAM[i:] + b"%d" % i for i in range(8)]
-    start = threading.Barrier(len(contents))
-
-    def go(content: bytes) -> bool:
-        start.wait()
-        return all(unpack(*pack(content)) == content for _ in range(50))
-
-    with ThreadPoolExecutor(len(contents)) as pool:
-        assert all(pool.map(go, contents))
-
-
 def deflate(content: bytes) -> bytes:
     """As it was packed under codec 1."""
     packer = zlib.compressobj(1, zlib.DEFLATED, -13, 5, zlib.Z_DEFAULT_STRATEGY, unpack(DEFLATED, WHOLE_DICTIONARY))
@@ -130,20 +115,11 @@ def test_the_dictionary_of_both_codecs_is_fixed_for_good() -> None:
     assert digest == "dadaed7bf9778a943249b81e6dddab1f251a085c9de3c4ef5954e52df08ffc95"
 
 
-@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=40))))
-def test_headers_come_back_in_order_with_any_bytes(pairs: list[tuple[bytes, bytes]]) -> None:
-    assert decode_headers(encode_headers(tuple(pairs)), b"") == tuple(pairs)
-
-
 @given(st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=20), st.binary(max_size=20))))
 def test_headers_come_back_from_those_of_another_call(fields: list[tuple[bytes, bytes, bytes]]) -> None:
     base = tuple((name, before) for name, before, _ in fields)
     headers = tuple((name, value) for name, _, value in fields)
     assert decode_headers(encode_headers(base), encode_changes(headers, base)) == headers
-
-
-def test_equal_headers_have_no_changes() -> None:
-    assert encode_changes(NAMES, NAMES) == b""
 
 
 def test_changes_name_the_position_so_that_repeated_names_are_told_apart() -> None:
@@ -178,24 +154,11 @@ def test_any_recipe_comes_back_from_envelope_and_tip(parts: list[Piece]) -> None
     assert list(join_recipe(envelope, tip)) == parts
 
 
-def test_calls_that_differ_in_their_history_alone_have_one_envelope() -> None:
-    one = encode_recipe((b'{"model":"m","messages":[', ChainPiece(b"a" * 16), b"]}"))
-    other = encode_recipe((b'{"model":"m","messages":[', ChainPiece(b"b" * 16), b"]}"))
-    assert split_recipe(one)[0] == split_recipe(other)[0]
-    assert (split_recipe(one)[1], split_recipe(other)[1]) == (b"a" * 16, b"b" * 16)
-
-
 def test_a_literal_that_looks_like_the_link_is_left_alone() -> None:
     link = b"a" * 16
     parts = (link, encode_recipe((ChainPiece(link),)), ChainPiece(link), link)
     envelope, tip, _ = split_recipe(encode_recipe(parts))
     assert join_recipe(envelope, tip) == parts
-
-
-def test_without_a_chain_of_its_own_a_recipe_has_no_tip() -> None:
-    two = encode_recipe((ChainPiece(b"a" * 16), ChainPiece(b"b" * 16)))
-    assert split_recipe(two)[:2] == (b"\n" + two, b"")
-    assert split_recipe(b"")[:2] == (b"\n", b"")
 
 
 @pytest.mark.parametrize("damaged", [b"\x05\x00\x00\x00\x00", b"\x00\x00\x00\x00\x09abc"])
@@ -209,10 +172,6 @@ def test_what_is_no_recipe_is_a_value_error(damaged: bytes) -> None:
 def test_an_envelope_without_its_position_is_a_value_error() -> None:
     with pytest.raises(ValueError):
         join_recipe(b"x\n", b"a" * 16)
-
-
-def test_numbers_are_a_list() -> None:
-    assert encode_ids(n for n in (3, 1)) == "[3,1]"
 
 
 def test_a_seal_commits_to_all_of_a_node() -> None:

@@ -22,7 +22,6 @@ from proxy.store.sqlite.connection import (
     describe_problem,
     is_store_failing,
     prepare_file,
-    refuse_foreign_wal,
 )
 from proxy.store.sqlite.journal import journal_path
 from proxy.store.sqlite.maintenance import copy_log
@@ -32,25 +31,6 @@ from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.crashing import read_ids
 from tests.store.sqlite.disk import LIMIT, Disk
 from tests.store.sqlite.spoiling import garble_name, lose_index_entry
-
-
-def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
-    before = os.umask(0)
-    prepare_file(tmp_path / "log.db")
-    os.umask(before)
-    assert (tmp_path / "log.db").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_file_that_is_there_keeps_its_content(tmp_path: Path) -> None:
-    (tmp_path / "log.db").write_bytes(b"SQLite format 3\0 and so on")
-    prepare_file(tmp_path / "log.db")
-    assert (tmp_path / "log.db").read_bytes() == b"SQLite format 3\0 and so on"
-
-
-def test_a_file_that_begins_otherwise_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "log.db").write_bytes(b"SQL")
-    with pytest.raises(StoreUnavailable, match=r"move it away, or choose another data directory"):
-        prepare_file(tmp_path / "log.db")
 
 
 @pytest.mark.parametrize("name", ["log.db.journal", "log.db-wal"])
@@ -90,14 +70,6 @@ def test_a_backup_beside_the_write_ahead_log_of_another_file_is_refused(policy: 
     assert policy.path.read_bytes() == (tmp_path / "copy.db").read_bytes()
 
 
-def test_a_log_beside_its_own_write_ahead_log_is_prepared(policy: StorePolicy) -> None:
-    connection = connect_writer(policy)
-    assert policy.path.with_name("log.db-wal").stat().st_size
-    refuse_foreign_wal(policy.path)
-    connection.close()
-    prepare_file(policy.path)
-
-
 def test_a_backup_beside_no_or_an_empty_write_ahead_log_is_prepared(policy: StorePolicy, tmp_path: Path) -> None:
     restore(policy, tmp_path / "copy.db")
     policy.path.with_name("log.db-wal").write_bytes(b"")
@@ -106,21 +78,9 @@ def test_a_backup_beside_no_or_an_empty_write_ahead_log_is_prepared(policy: Stor
     prepare_file(policy.path)
 
 
-def test_the_cap_is_told_to_sqlite_in_pages(policy: StorePolicy) -> None:
-    connection = connect_writer(replace(policy, max_bytes=1_000_000))
-    assert connection.execute("PRAGMA max_page_count").fetchone() == (244,)
-    connection.close()
-
-
 def test_a_cap_that_leaves_no_room_for_a_log_is_named(policy: StorePolicy) -> None:
     with pytest.raises(StoreUnavailable, match=r"store is full: .*log\.db has reached store\.max_bytes"):
         connect_writer(replace(policy, max_bytes=8192))
-
-
-def test_without_a_cap_there_is_none(policy: StorePolicy) -> None:
-    connection = connect_writer(policy)
-    assert connection.execute("PRAGMA max_page_count").fetchone()[0] > 10**9
-    connection.close()
 
 
 def test_the_writer_may_be_used_by_its_thread_and_checks_foreign_keys(policy: StorePolicy) -> None:
@@ -209,12 +169,6 @@ def test_a_path_with_signs_that_mean_something_in_an_address_is_opened(policy: S
     connect_reader(odd.path).close()
 
 
-def test_a_log_that_is_not_there_is_not_made_by_reading(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"there is no log at .*data directory"):
-        connect_reader(tmp_path / "log.db")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_log_of_another_user_is_refused_in_words(policy: StorePolicy, tmp_path: Path) -> None:
     connect_writer(policy).close()
     tmp_path.chmod(0)
@@ -237,25 +191,7 @@ def test_what_is_no_log_is_refused_to_readers(tmp_path: Path, content: bytes) ->
         connect_reader(tmp_path / "log.db")
 
 
-def test_a_reader_refuses_a_log_from_the_future(policy: StorePolicy) -> None:
-    connection = connect_writer(policy)
-    connection.execute("INSERT INTO migration VALUES ('m999_later', 0)")
-    connection.close()
-    with pytest.raises(StoreUnavailable, match="newer version"):
-        connect_reader(policy.path)
-    with pytest.raises(StoreUnavailable, match=r"log\.db: .*newer version"):
-        connect_writer(policy)
-
-
 ROOT = Path(__file__).parents[3]
-
-
-def test_one_holds_the_lock_and_the_other_is_told_who(tmp_path: Path) -> None:
-    lock = WriterLock(tmp_path / "log.db")
-    with pytest.raises(StoreUnavailable, match=rf"\(id {os.getpid()}\); stop it, or choose another data directory"):
-        WriterLock(tmp_path / "log.db")
-    lock.release()
-    WriterLock(tmp_path / "log.db").release()
 
 
 def test_who_holds_it_for_a_moment_is_waited_out(tmp_path: Path) -> None:
@@ -276,12 +212,6 @@ def test_who_keeps_it_is_waited_for_so_long_and_then_named(tmp_path: Path) -> No
         WriterLock(tmp_path / "log.db", 3000, pauses.append)
     assert sum(pauses) == pytest.approx(3.0)
     held.release()
-
-
-def test_logs_side_by_side_have_locks_of_their_own(tmp_path: Path) -> None:
-    one, other = WriterLock(tmp_path / "a.db"), WriterLock(tmp_path / "b.db")
-    one.release()
-    other.release()
 
 
 def test_releasing_twice_takes_the_lock_from_nobody(tmp_path: Path) -> None:
@@ -307,11 +237,6 @@ def test_a_longer_id_left_in_the_file_does_not_show_through(tmp_path: Path) -> N
     lock = WriterLock(tmp_path / "log.db")
     assert (tmp_path / "log.db.lock").read_text() == f"{os.getpid()}\n"
     lock.release()
-
-
-def test_the_log_itself_is_not_touched(tmp_path: Path) -> None:
-    WriterLock(tmp_path / "log.db").release()
-    assert [path.name for path in tmp_path.iterdir()] == ["log.db.lock"]
 
 
 class Now:
@@ -342,13 +267,6 @@ def now() -> Now:
     return Now()
 
 
-def test_a_file_that_is_in_its_place_is_fine(tmp_path: Path, now: Now) -> None:
-    (tmp_path / "log.db").touch()
-    whereabouts = FileIdentity(tmp_path / "log.db", 1000, now)
-    for now.seconds in range(5):
-        whereabouts.check()
-
-
 def test_where_nobody_can_tell_the_commits_do(tmp_path: Path, now: Now) -> None:
     path = tmp_path / ("x" * 300)  # too long a name for any file
     whereabouts = FileIdentity(path, 1000, now)
@@ -369,29 +287,6 @@ def test_a_file_that_is_gone_is_noticed_within_a_second_and_so_is_its_return(tmp
             whereabouts.check()
     (tmp_path / "moved").rename(path)
     whereabouts.check()
-
-
-def test_another_file_in_its_place_is_noticed(tmp_path: Path, now: Now) -> None:
-    (tmp_path / "log.db").touch()
-    (tmp_path / "other").touch()
-    whereabouts = FileIdentity(tmp_path / "log.db", 1000, now)
-    (tmp_path / "other").replace(tmp_path / "log.db")
-    now.seconds = 1.0
-    with pytest.raises(LogReplaced):
-        whereabouts.check()
-
-
-def test_a_directory_that_is_gone_is_noticed(tmp_path: Path, now: Now) -> None:
-    place = tmp_path / "data"
-    place.mkdir()
-    (place / "log.db").touch()
-    whereabouts = FileIdentity(place / "log.db", 1000, now)
-    (place / "log.db").unlink()
-    place.rmdir()
-    place.touch()
-    now.seconds = 1.0
-    with pytest.raises(LogReplaced):
-        whereabouts.check()
 
 
 async def test_records_wait_while_the_log_is_gone_and_are_written_once_it_is_back(
@@ -502,9 +397,3 @@ def test_restoring_a_backup_is_told_whole(error: Exception) -> None:
     told = advise(error)
     for name in ("stop the server", "log.db, log.db-wal, log.db-shm and log.db.journal aside", "`palimpsest verify`"):
         assert name in told
-
-
-def test_an_error_without_a_name_is_quoted() -> None:
-    text = describe_problem(sqlite3.OperationalError("strange"), StorePolicy(Path("log.db")))
-    assert "log.db cannot be written (strange)" in text
-    assert advise(sqlite3.OperationalError("strange")) == "strange"

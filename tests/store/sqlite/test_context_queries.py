@@ -1,25 +1,17 @@
 """How sessions are managed, in SQLite; what any store answers is in `context_contract`."""
 
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
-from proxy.model.manifest import compute_digest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
-from proxy.store.sqlite.connection import connect_reader, connect_writer
+from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.context_queries import (
-    expect_sound,
-    fetch,
-    find_session,
-    load_contents,
     load_context,
-    load_digests,
     load_epoch,
 )
-from proxy.store.sqlite.transaction import TransactionWriter
 from tests.store.samples import (
     chain_body,
     make_epoch,
@@ -171,41 +163,3 @@ async def test_damage_is_told_from_what_is_not_there(open_archive: Opener, polic
         with pytest.raises(StoreUnavailable, match="run `palimpsest verify`"):
             question()
     connection.close()
-
-
-LONG_TURNS = make_turns(2, size=2000)
-
-
-@pytest.fixture
-def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
-    connection = connect_writer(policy)
-    TransactionWriter(connection).commit([[make_opening(body=chain_body(LONG_TURNS))]])
-    yield connection
-    connection.close()
-
-
-def test_content_is_read_by_its_numbers_and_what_is_missing_left_out(log: sqlite3.Connection) -> None:
-    numbers = [n for (n,) in log.execute("SELECT id FROM blob WHERE size > 2000 ORDER BY id")]
-    raw = [content for _, content in LONG_TURNS]
-    assert load_contents(log, [*numbers, 999]) == dict(zip(numbers, raw, strict=True))
-    assert load_digests(log, iter([*numbers, 999])) == dict(zip(numbers, map(compute_digest, raw), strict=True))
-    assert load_contents(log, ()) == {}
-    assert fetch(log, "SELECT value FROM json_each(?)", {7}) == [(7,)]
-
-
-def test_a_session_has_a_row(log: sqlite3.Connection) -> None:
-    assert find_session(log, make_key().id) == 1
-    for name in ("nobody", "\udcff"):
-        with pytest.raises(NotFound, match="no session"):
-            find_session(log, name)
-
-
-@pytest.mark.parametrize("error", [ValueError("no JSON"), KeyError(3)])
-def test_damage_is_told_with_what_to_do(error: Exception) -> None:
-    with pytest.raises(StoreUnavailable, match="run `palimpsest verify`"), expect_sound():
-        raise error
-
-
-def test_what_is_not_there_is_no_damage() -> None:
-    with pytest.raises(NotFound), expect_sound():
-        raise NotFound("nothing")

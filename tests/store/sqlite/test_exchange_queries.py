@@ -8,12 +8,12 @@ import pytest
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable
 from proxy.model.log import Selection
-from proxy.model.manifest import Blob, BlobPiece, Manifest, compute_digest, compute_root_link, encode_recipe
+from proxy.model.manifest import Blob, BlobPiece, Manifest, compute_digest, encode_recipe
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_reader
 from proxy.store.sqlite.exchange_queries import list_unread, select_session, select_sessions, sum_auxiliary
 from proxy.store.sqlite.reader import SqliteReader
-from tests.store.samples import TENANT, chain_body, make_key, make_opening, make_outcome, make_round, make_turns
+from tests.store.samples import chain_body, make_key, make_opening, make_outcome, make_round, make_turns
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.spoiling import spoil
 from tests.store.unread_contract import add_answers
@@ -58,22 +58,6 @@ async def test_a_body_that_cannot_be_had_whole_is_an_error_that_says_why(
     spoil(policy.path, damage)
     with pytest.raises(error, match=text):
         await reader.load_request(exchange)
-
-
-async def test_an_empty_chain_is_no_bytes(open_archive: Opener) -> None:
-    archive = open_archive()
-    await archive.append(make_opening("e1", chain_body([])))
-    assert await archive.load_request("e1") == b'{"messages":[]}'
-
-
-async def test_the_gap_before_the_first_element_and_between_others_is_kept(open_archive: Opener) -> None:
-    archive = open_archive()
-    await archive.append(make_opening("e1", chain_body([(b"\n  ", b"1"), (b" ,\t", b"2"), (b",", b"")])))
-    assert await archive.load_request("e1") == b'{"messages":[\n  1 ,\t2,]}'
-
-
-def test_the_samples_begin_at_the_root() -> None:
-    assert chain_body(TURNS).slices[0].parent == compute_root_link(TENANT)
 
 
 def explain(connection: sqlite3.Connection, query: tuple[str, dict[str, object]]) -> str:
@@ -171,8 +155,3 @@ async def test_an_answer_that_was_erased_is_left_out(open_archive: Opener, polic
     connection.close()
     assert [row.received for row in await archive.list_unread()] == [b"2", b"0"]
     await archive.close()
-
-
-async def test_a_log_that_is_not_there_says_so(open_archive: Opener) -> None:
-    with pytest.raises(StoreUnavailable, match="there is no log"):
-        await SqliteReader(open_archive.path.with_name("none.db")).list_unread()

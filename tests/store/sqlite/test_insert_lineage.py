@@ -35,13 +35,6 @@ def list_nodes(log: WrittenLog) -> list[tuple[object, ...]]:
     return log.select("SELECT n, hash, parent FROM node ORDER BY session, n")
 
 
-def test_a_turn_takes_two_nodes_a_step_and_a_mark(log: WrittenLog) -> None:
-    log.add(make_opening(), make_step("e1", [A]), make_reply("e1", [B], [make_mark("call:1", B)]))
-    assert list_nodes(log) == [(1, A.node, 0), (2, B.node, 1)]
-    assert log.select("SELECT n, tip, outer, depth, base, relation, is_side FROM step") == [(1, 1, None, 1, 0, 1, 0)]
-    assert log.select("SELECT n, node, name FROM mark") == [(1, 2, "call:1")]
-
-
 def test_a_conversation_that_goes_on_needs_a_look_up_for_its_mark_alone(log: WrittenLog) -> None:
     first = (make_opening(), make_step("e1", [A, B]), make_reply("e1", [C], [make_mark("c:1", C)]))
     assert not [query for query in list_tree_queries(log, *first) if "WHERE" in query]
@@ -97,19 +90,6 @@ def test_what_hangs_on_a_node_of_another_session_may_come_in_the_same_transactio
     assert log.select(adoptions)[1:] == [(2, 2, 1, 1, 8)]
 
 
-def test_what_hangs_on_nothing_is_refused(log: WrittenLog) -> None:
-    log.add(make_opening())
-    for record, what in (
-        (make_step("e1", [B]), "before it"),
-        (make_step("e2", [A]), "exchange"),
-        (make_reply("e2", [A]), "exchange"),
-        (Adoption("nobody", make_key().id, A.node, 5), "session"),
-        (Adoption(make_key().id, make_key().id, A.node, 5), "node"),
-    ):
-        with pytest.raises(DanglingReference, match=what):
-            log.add(record)
-
-
 def test_a_node_of_a_transaction_that_failed_is_nothing_to_hang_on(log: WrittenLog) -> None:
     log.add(make_opening())
     with pytest.raises(DanglingReference):
@@ -129,17 +109,6 @@ def test_a_mark_is_stored_once_in_each_session(log: WrittenLog) -> None:
         assert log.add(make_reply("e1", [], [mark])) == {}
     assert log.add(make_reply("e1", [], [make_mark("call:2", A)])) == {"mark": 1}
     assert log.add(make_opening("e2", key=make_key("b")), make_step("e2", [A], marks=[mark]))["mark"] == 1
-
-
-def test_what_was_found_is_not_looked_up_again(log: WrittenLog) -> None:
-    log.add(make_opening(), make_step("e1", [A, B], marks=[make_mark("call:1", A)]))
-
-    def count_look_ups() -> int:
-        return sum(A.node.hex() in query for query in list_tree_queries(log, make_reply("e1", [A])))
-
-    assert count_look_ups() == 0
-    log.writer.forget()
-    assert [count_look_ups() for _ in range(2)] == [1, 0]
 
 
 def test_a_look_up_does_not_go_through_the_session(log: WrittenLog) -> None:

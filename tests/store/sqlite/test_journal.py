@@ -1,6 +1,5 @@
 import os
 import sqlite3
-import struct
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,27 +126,6 @@ def test_one_that_others_could_read_is_made_private(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_added_is_in_the_file_at_once_and_stays_when_it_is_let_go(path: Path) -> None:
-    journal = Journal(path, SMALL)
-    place = journal.add((make_opening(), make_round()))
-    journal.add((make_outcome(),))
-    assert read(path) == [(make_opening(), make_round()), (make_outcome(),)]
-    journal.close()
-    assert read(path, place) == [(make_outcome(),)]
-
-
-def test_what_was_freed_makes_room(path: Path) -> None:
-    journal = Journal(path, SMALL)
-    records = (make_outcome(received=bytes(3000)),)
-    places = [journal.add(records) for _ in range(3)]
-    assert places[0] and places[1] and not places[2]
-    assert journal.is_filling
-    journal.free(places[1])
-    assert not journal.is_filling
-    assert journal.add(records)
-    journal.close()
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -207,14 +185,6 @@ def test_a_file_that_is_no_journal_has_no_name(content: bytes) -> None:
     assert JournalContent(content).nonce == 0
 
 
-def test_an_entry_that_is_no_record_is_none(path: Path) -> None:
-    journal = Journal(path, SMALL)
-    journal.add(("no record",))  # type: ignore[arg-type]
-    journal.add((make_trailer(0, b"x"),))
-    assert read(path) == [None, (make_trailer(0, b"x"),)]
-    journal.close()
-
-
 def test_a_gap_behind_what_follows_is_seen(path: Path) -> None:
     journal = Journal(path, SMALL)
     first = journal.add((make_opening(),))
@@ -245,19 +215,6 @@ def read_payloads(area: memoryview, place: int = 0, nonce: int = NONCE) -> list[
     return [payload for payload, _ in read_entries(area, nonce, place)]
 
 
-def test_what_was_added_is_read_in_order_and_goes_on_from_any_place() -> None:
-    ring, area = make_ring()
-    places = [ring.add(payload) for payload in (b"one", b"", b"three" * 9)]
-    assert read_payloads(area) == [b"one", b"", b"three" * 9]
-    assert [place for _, place in read_entries(area, NONCE, 0)] == places
-    assert read_payloads(area, places[0]) == [b"", b"three" * 9]
-    assert read_payloads(area, places[-1]) == []
-
-
-def test_a_blank_stretch_holds_nothing() -> None:
-    assert read_payloads(make_ring()[1]) == read_payloads(make_ring(filler=b"\xff")[1]) == []
-
-
 def test_entries_of_another_ring_are_not_read() -> None:
     old, area = make_ring()
     for payload in (b"a" * 40, b"b" * 40, b"c" * 40):
@@ -266,19 +223,6 @@ def test_entries_of_another_ring_are_not_read() -> None:
     assert read_payloads(area, nonce=NONCE + 1) == []
     ring.add(b"x" * 40)  # as long as the first of the old ones: the second follows on it, byte for byte
     assert read_payloads(area, nonce=NONCE + 1) == [b"x" * 40]
-
-
-def test_a_full_ring_takes_nothing_until_room_is_freed() -> None:
-    ring, area = make_ring(128)
-    first = ring.add(b"a" * 40)
-    second = ring.add(b"b" * 40)
-    assert (ring.end - ring.freed, ring.add(b"c")) == (128, 0)
-    assert read_payloads(area) == [b"a" * 40, b"b" * 40]
-    ring.free(first)
-    third = ring.add(b"c" * 40)
-    assert third and ring.add(b"") == 0
-    assert read_payloads(area, first) == [b"b" * 40, b"c" * 40]
-    assert read_payloads(area, second) == [b"c" * 40]
 
 
 def test_a_ring_goes_on_behind_the_entries_that_are_there() -> None:
@@ -298,41 +242,6 @@ def test_a_ring_goes_on_behind_the_entries_that_are_there() -> None:
     assert read_payloads(area, kept[0])[:2] == [b"b" * 40, b"c" * 40]
     again.free(last)
     assert again.end - again.freed == 0
-
-
-def test_a_ring_that_holds_nothing_more_goes_on_at_its_place() -> None:
-    ring, area = make_ring()
-    end = ring.add(b"one")
-    again = RingBuffer(area, NONCE)
-    again.resume(end)
-    assert (again.end, again.end - again.freed) == (end, 0)
-    again.add(b"two")
-    assert read_payloads(area, end) == [b"two"]
-
-
-def test_an_entry_is_never_larger_than_the_ring() -> None:
-    ring, _ = make_ring(128)
-    assert ring.add(b"x" * (128 - HEADER + 1)) == 0
-    assert ring.add(b"x" * (128 - HEADER))
-
-
-def test_an_empty_ring_begins_at_its_front_again() -> None:
-    ring, area = make_ring(1024)
-    for i in range(100):
-        ring.free(ring.add(b"%03d" % i))
-    assert bytes(area[HEADER : HEADER + 3]) == b"099"
-    assert not any(area[32:])
-
-
-def test_an_entry_that_does_not_fit_before_the_end_begins_at_the_front() -> None:
-    ring, area = make_ring(128)
-    first = ring.add(b"a" * 40)
-    second = ring.add(b"b" * 16)
-    ring.free(first)
-    assert ring.add(b"c" * 40)  # 24 bytes are left behind b
-    assert bytes(area[HEADER : HEADER + 40]) == b"c" * 40
-    assert read_payloads(area, first) == [b"b" * 16, b"c" * 40]
-    assert read_payloads(area, second) == [b"c" * 40]
 
 
 def tear(before: bytes, after: bytes, at: int, size: int, cut: int) -> memoryview:
@@ -381,13 +290,6 @@ def test_damage_to_any_byte_ends_what_is_read_there() -> None:
     assert len(read_payloads(area)) == 3
 
 
-def test_a_length_beyond_the_end_is_no_entry() -> None:
-    ring, area = make_ring()
-    ring.add(b"x")
-    struct.pack_into("<I", area, 16, 0xFFFF_FFFF)
-    assert read_payloads(area) == []
-
-
 def test_a_front_laid_down_after_a_place_is_seen() -> None:
     ring, area = make_ring(128)
     assert not has_entry_behind(area, NONCE, 0)
@@ -428,10 +330,6 @@ def log(tmp_path: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
     bring_up_to_date(connection)
     yield connection
     connection.close()
-
-
-def test_a_new_log_has_no_journal(log: sqlite3.Connection) -> None:
-    assert read_journal_position(log) == JournalPosition(0, 0)
 
 
 def test_a_mark_is_what_was_set_last(log: sqlite3.Connection) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
-from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.engine.ports import MOST_MARKS, MOST_RECALLED_ROWS
+from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import LONGEST_TAIL, CallFingerprint, NodeRow, Relation, compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call
 from proxy.store.policy import StorePolicy
@@ -23,8 +23,6 @@ from proxy.store.sqlite.lineage_queries import (
     ExchangePosition,
     choose_recalled,
     find_branches,
-    find_parent,
-    load_positions,
     recall_sessions,
 )
 from proxy.store.sqlite.reader import SqliteReader
@@ -33,7 +31,6 @@ from tests.store.samples import (
     TENANT,
     make_chain,
     make_key,
-    make_node,
     make_opening,
     make_reply,
     make_step,
@@ -222,17 +219,6 @@ async def test_branches_are_found_where_neither_the_event_loop_nor_a_listing_wai
     assert len(listing.result()) == 1
 
 
-async def test_what_was_just_appended_is_recalled(open_archive: Opener) -> None:
-    archive = open_archive(durability="normal", hold_ms=60_000, journal_hold_ms=60_000)
-    assert not await archive.has_sessions()
-    archive.append(make_opening(), make_step("e1", make_chain("a", "!b")), is_urgent=False)
-    assert await archive.has_sessions()
-    archive.append(make_opening("e2", key=make_key("b")), is_urgent=False)
-    assert [each.key for each in await archive.recall((), (), make_key("b"))] == [make_key("b")]
-    archive.append(make_opening("e3"), make_step("e3", make_chain("c")), is_urgent=False)
-    assert len(await archive.list_branches(make_key().id)) == 2
-
-
 async def test_a_closed_log_and_a_missing_one_are_said_to_be(policy: StorePolicy) -> None:
     reader = SqliteReader(policy.path)
     with pytest.raises(StoreUnavailable, match="there is no log"):
@@ -258,25 +244,6 @@ async def test_a_damaged_log_says_what_to_do(open_archive: Opener, policy: Store
     await reader.close()
 
 
-A, B = make_chain("a", "b")
-
-
-async def test_a_tree_is_loaded_as_it_was_stored(open_archive: Opener, policy: StorePolicy) -> None:
-    archive = open_archive()
-    assert await archive.append(make_opening("e1"))
-    assert await archive.append(make_opening("e2"), make_step("e2", [A, B], relation="root"))
-    assert await archive.append(make_opening("e3"), make_step("e3", relation="append", is_side=True))
-    await archive.close()
-    connection = connect_reader(policy.path)
-    parents, (first, second) = load_positions(connection, make_key().id)
-    assert parents == {A.node: b"", B.node: A.node}
-    assert first == ExchangePosition(2, "e2", B.node, 2, "root", False)
-    assert (second.n, second.exchange, second.is_side, second.tip in parents) == (3, "e3", True, False)
-    with pytest.raises(NotFound, match="nobody"):
-        load_positions(connection, "nobody")
-    connection.close()
-
-
 def stand(n: int, tip: bytes, *, is_side: bool = False) -> ExchangePosition:
     return ExchangePosition(n, f"e{n}", tip, n, "branch" if n > 1 else "root", is_side)
 
@@ -290,12 +257,6 @@ def test_where_a_path_forks_the_branch_goes_on_where_a_request_went_first() -> N
         (b"4", b"", (Call(1, "e1", 1), Call(2, "e2", 2), Call(4, "e4", 4))),
         (b"3", b"1", (Call(1, "e1", 1), Call(3, "e3", 3))),
     ]
-
-
-def test_an_answer_that_nobody_went_on_from_is_no_branch() -> None:
-    parents = {b"1": b"", b"a": b"1", b"b": b"1"}
-    (branch,) = find_branches(parents, [stand(1, b"1")])
-    assert (branch.tip, branch.depth, branch.relation) == (b"1", 1, "root")
 
 
 def test_a_branch_is_beside_the_conversation_if_all_that_is_its_own_is() -> None:
@@ -322,12 +283,6 @@ def test_a_tail_that_the_next_request_rewrote_is_no_branch() -> None:
     assert (other.tip, other.is_side) == (b"s", True)
 
 
-def test_a_tail_to_which_an_exchange_comes_back_is_a_branch() -> None:
-    parents = {b"0": b"", b"a1": b"0", b"1": b"0", b"a2": b"1"}
-    positions = [stand(1, b"a1"), rewrite(2, b"a2"), stand(3, b"a1")]
-    assert [branch.tip for branch in find_branches(parents, positions)] == [b"a1", b"a2"]
-
-
 def test_a_long_tail_or_another_chain_is_a_branch() -> None:
     nodes = [b"%d" % i for i in range(LONGEST_TAIL + 2)]
     parents = dict(zip(nodes, (b"", *nodes), strict=False)) | {b"new": b"0"}
@@ -335,16 +290,6 @@ def test_a_long_tail_or_another_chain_is_a_branch() -> None:
     assert len(find_branches(parents | {b"new": b"1"}, [stand(1, nodes[-1]), rewrite(2, b"new")])) == 1
     assert len(find_branches({b"1": b"", b"2": b""}, [stand(1, b"1"), rewrite(2, b"2")])) == 2
     assert len(find_branches({b"1": b""}, [rewrite(1, b"1")])) == 1
-
-
-def test_a_request_that_ended_at_no_node_is_on_no_branch() -> None:
-    assert find_branches({}, [stand(1, b"root")]) == []
-
-
-def test_a_parent_that_is_not_there_begins_a_chain() -> None:
-    row = make_node("a")
-    assert find_parent({}, row) == b""
-    assert find_parent({row.parent: b""}, row) == row.parent
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=30))
@@ -399,11 +344,6 @@ def _list_above(parents: dict[bytes, bytes], node: bytes) -> list[bytes]:
 
 def _root(parents: dict[bytes, bytes], node: bytes) -> bytes:
     return [node, *_list_above(parents, node)][-1]
-
-
-def test_each_is_chosen_once_and_so_many_at_most() -> None:
-    assert choose_recalled([3, 1, 3, 2, 1], lambda _: 1) == [3, 1, 2]
-    assert choose_recalled(range(100), lambda _: 1) == list(range(MOST_RECALLED))
 
 
 def test_the_first_two_are_chosen_whatever_their_size_and_others_as_far_as_they_fit() -> None:

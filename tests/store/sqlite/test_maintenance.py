@@ -14,7 +14,6 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.maintenance import Checkpoint, SqliteLeases, WriterTask, copy_log
-from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.verify import verify_log
 from proxy.store.sqlite.writer import Writer
 from tests.store.lease_contract import LeaseContract
@@ -58,14 +57,6 @@ async def test_no_file_is_ever_replaced(open_archive: Opener, tmp_path: Path) ->
     assert (tmp_path / "copy.db").read_text() == "precious"
 
 
-async def test_the_log_is_not_copied_onto_itself(open_archive: Opener, policy: StorePolicy) -> None:
-    archive = open_archive()
-    await archive.append(make_opening())
-    with pytest.raises(Conflict):
-        await archive.backup(policy.path)
-    assert (await archive.verify()).exchanges == 1
-
-
 async def test_a_place_that_cannot_be_written_is_refused(open_archive: Opener, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="could not be copied"):
         await open_archive().backup(tmp_path / "nowhere" / "copy.db")
@@ -87,18 +78,6 @@ async def test_a_copy_that_fails_half_way_leaves_nothing(
     assert not (tmp_path / "copy.db").exists()
 
 
-async def test_a_log_can_be_copied_with_no_server(open_archive: Opener, policy: StorePolicy, tmp_path: Path) -> None:
-    archive = open_archive()
-    await archive.append(make_opening())
-    await archive.close()
-    reader = SqliteReader(policy.path)
-    await reader.backup(tmp_path / "copy.db")
-    await reader.close()
-    connection = sqlite3.connect(tmp_path / "copy.db")
-    assert connection.execute("SELECT id FROM exchange").fetchall() == [("e1",)]
-    connection.close()
-
-
 @pytest.fixture
 def connection(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     connection = connect_writer(policy)
@@ -112,21 +91,6 @@ def write(connection: sqlite3.Connection, size: int) -> None:
 
 def wal_size(policy: StorePolicy) -> int:
     return policy.path.with_name("log.db-wal").stat().st_size
-
-
-def test_with_nothing_written_there_is_nothing_to_do(connection: sqlite3.Connection) -> None:
-    checkpoint = Checkpoint(connection)
-    assert checkpoint.due_s is None
-    assert not checkpoint.is_overdue
-
-
-def test_a_little_waits_for_a_rest_and_much_for_a_pause(connection: sqlite3.Connection) -> None:
-    checkpoint = Checkpoint(connection)
-    checkpoint.count(rows=10, content=1000)
-    rest = checkpoint.due_s
-    checkpoint.count(rows=300, content=0)
-    pause = checkpoint.due_s
-    assert rest is not None and pause is not None and pause < rest
 
 
 def test_too_much_is_overdue_whether_rows_or_content(connection: sqlite3.Connection) -> None:
@@ -168,11 +132,6 @@ def test_a_reader_in_the_way_is_not_waited_for(connection: sqlite3.Connection, p
     reader.close()
     Checkpoint(connection).finish()
     assert wal_size(policy) == 0
-
-
-def test_the_writers_patience_is_as_before(connection: sqlite3.Connection, policy: StorePolicy) -> None:
-    Checkpoint(connection).finish()
-    assert connection.execute("PRAGMA busy_timeout").fetchone() == (policy.busy_ms,)
 
 
 class TestSqliteLeases(LeaseContract):

@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
-from proxy.model.lineage import Adoption
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
 from proxy.store.sqlite.connection import WriterLock, connect_reader, is_older
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
-from proxy.store.sqlite.schema import VERSION, list_objects, make_schema, read_version
+from proxy.store.sqlite.schema import list_objects, make_schema
 from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     chain_body,
@@ -156,17 +154,6 @@ async def old(open_archive: Opener, policy: StorePolicy) -> Path:
 
 
 @pytest.fixture
-async def unmanaged(open_archive: Opener, policy: StorePolicy) -> Path:
-    """A log of the second version, with a tree."""
-    archive = open_archive()
-    archive.append(make_opening("e1", chain_body(TURNS)), make_step("e1", CHAIN), make_round("e1"), make_outcome("e1"))
-    archive.append(make_opening("e2", key=make_key("other")), make_step("e2", CHAIN))
-    archive.append(Adoption(make_key("other").id, make_key().id, CHAIN[1].node, 7))
-    await archive.close()
-    return write_as(policy.path, "m002_lineage")
-
-
-@pytest.fixture
 async def managed(open_archive: Opener, policy: StorePolicy) -> Path:
     """A log with an epoch, which any version since the third may have written."""
     archive = open_archive()
@@ -192,61 +179,6 @@ async def test_what_a_log_without_tallies_holds_is_counted_once_and_missed_from_
     assert [fault.where for fault in verify_log(policy.path).faults] == ["step"]
 
 
-async def test_calls_from_before_their_cache_was_explained_stay_sound_and_later_ones_are_sealed_with_it(
-    managed: Path, open_archive: Opener, policy: StorePolicy
-) -> None:
-    write_as(managed, "m005_tallies")
-    with pytest.raises(StoreUnavailable, match="start the server once"):
-        connect_reader(policy.path)
-    archive = open_archive()
-    chain = make_chain("a", "!b", "c", "d")
-    step = replace(make_step("e2", chain[3:], base=3), layers=b"t" * 24)
-    later = replace(make_plan("e2"), client_read=900, sent_read=300)
-    assert await archive.append(make_opening("e2"), step, make_round("e2"), later)
-    first, second = await archive.list_exchanges(make_key().id)
-    assert (first.layers, second.layers) == (b"", b"t" * 24)
-    assert (first.rounds[0].plan, second.rounds[0].plan) == (make_plan("e1", epoch="p1"), later)
-    await archive.close()
-    assert verify_log(policy.path).faults == ()
-    spoil(policy.path, "UPDATE decision SET client_read = NULL, sent_read = NULL")
-    spoil(policy.path, "UPDATE step SET layers = NULL")
-    assert [fault.where for fault in verify_log(policy.path).faults] == ["step", "decision 2"]
-
-
-async def test_epochs_from_before_there_was_a_tool_stay_sound(
-    managed: Path, open_archive: Opener, policy: StorePolicy
-) -> None:
-    write_as(managed, "m006_cache_usage")
-    archive = open_archive()
-    later = replace(make_epoch("p2", (b"a ledger",), parent="p1"), tool=b"a tool")
-    assert await archive.append(later, make_recalled("e1", "p2"))
-    found = await archive.load_context(make_key().id)
-    assert ([epoch.tool for epoch in found.epochs], len(found.recalled)) == ([b"", b"a tool"], 1)
-    await archive.close()
-    assert verify_log(policy.path).faults == ()
-
-
-async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, open_archive: Opener) -> None:
-    with pytest.raises(StoreUnavailable, match="start the server once"):
-        connect_reader(old)
-    archive = open_archive()
-    assert [row.relation for row in await archive.list_exchanges(make_key().id)] == ["", "", ""]
-    (row,) = await archive.list_sessions()
-    assert (row.exchanges, row.parent, row.branches, row.side, row.adopted) == (3, "", 0, 0, "")
-    assert list(await archive.list_branches(make_key().id)) == []
-    (stored,) = await archive.recall((), (), make_key())
-    assert (stored.key, stored.nodes, stored.tips, stored.marks) == (make_key(), (), (), ())
-    chain = make_chain("a", "!b", "c")
-    assert await archive.append(make_opening("e3"), make_step("e3", chain))
-    assert len(await archive.recall([chain[1].node], (), make_key("new"))) == 1
-    await archive.close()
-    found = verify_log(old)
-    assert (found.exchanges, found.faults) == (4, ())
-    connection = sqlite3.connect(old)
-    assert read_version(connection) == VERSION
-    connection.close()
-
-
 async def test_commands_bring_it_up_to_date_where_no_server_runs(old: Path, policy: StorePolicy) -> None:
     recover_log(policy)
     reader = SqliteReader(old)
@@ -264,40 +196,3 @@ def test_a_log_in_use_that_is_older_is_left_alone(
     with pytest.raises(StoreUnavailable, match="start the server once"):
         connect_reader(old)
     assert not caplog.records
-
-
-async def test_sessions_without_epochs_are_managed_from_then_on(unmanaged: Path, open_archive: Opener) -> None:
-    archive = open_archive()
-    other = make_key("other").id
-    assert [await archive.load_context(session) for session in (make_key().id, other)] == [StoredContext()] * 2
-    (row,) = await archive.list_exchanges(make_key().id)
-    assert (row.rounds[0].plan, row.tip) == (None, CHAIN[2].node)
-    epoch = make_epoch("p1", (TURNS[0][1], b"a ledger"), [make_original("r1", TURNS[1][1])], exchange="e1")
-    assert await archive.append(epoch, make_plan("e1", epoch="p1"))
-    assert (await archive.load_context(other)).epochs == (epoch,)
-    assert (await archive.load_original("r1")).messages == (TURNS[1][1],)
-    (row,) = await archive.list_exchanges(make_key().id)
-    assert row.rounds[0].plan == make_plan("e1", epoch="p1")
-    await archive.close()
-    found = verify_log(unmanaged)
-    assert (found.exchanges, found.faults) == (2, ())
-
-
-async def test_sessions_without_summaries_have_some_from_then_on(managed: Path, open_archive: Opener) -> None:
-    plain = write_as(managed, "m003_managed")
-    with pytest.raises(StoreUnavailable, match="start the server once"):
-        connect_reader(plain)
-    archive = open_archive()
-    session = make_key().id
-    context = await archive.load_context(session)
-    assert ([epoch.id for epoch in context.epochs], context.summaries) == (["p1"], ())
-    assert not list(await archive.list_summaries(session))
-    assert not list(await archive.sum_auxiliary(0))
-    leaf = make_leaf("a", [TURNS[1][1], TURNS[2][1]], 1, session=session)
-    assert await archive.append(leaf, make_opening("a1", kind="auxiliary"))
-    assert (await archive.load_context(session)).summaries == (leaf,)
-    assert (await archive.load_original("a")).messages == (TURNS[1][1], TURNS[2][1])
-    row = await archive.find_session(session)
-    assert (row.exchanges, row.auxiliary, row.recorded) == (1, 1, 2)
-    await archive.close()
-    assert verify_log(plain).faults == ()

@@ -140,27 +140,6 @@ async def test_one_session_is_found_without_a_look_at_the_others(
     assert not scanned & {"s", "e", "x", "g", "d", "t", "session", "exchange", "reading"}
 
 
-async def test_questions_may_be_asked_at_the_same_time(reader: SqliteReader) -> None:
-    bodies = await asyncio.gather(*[reader.load_request(f"e{i}") for i in range(10)])
-    assert list(bodies) == [join_body(TURNS[: i + 1]) for i in range(10)]
-
-
-async def test_a_reader_sees_what_is_committed_after_it_was_opened(open_archive: Opener, policy: StorePolicy) -> None:
-    archive = open_archive()
-    reader = SqliteReader(policy.path)
-    assert list(await reader.list_sessions()) == []
-    await archive.append(make_opening())
-    assert len(await reader.list_sessions()) == 1
-    await reader.close()
-
-
-async def test_the_first_question_opens_the_log(open_archive: Opener, policy: StorePolicy) -> None:
-    await open_archive().close()
-    reader = SqliteReader(policy.path)
-    assert list(await reader.list_sessions()) == []
-    await reader.close()
-
-
 async def test_closing_is_for_good_so_that_no_late_question_leaves_a_thread(
     open_archive: Opener, policy: StorePolicy
 ) -> None:

@@ -317,16 +317,6 @@ def test_a_journal_that_was_only_begun_is_nothing(policy: StorePolicy, caplog: p
     assert [each.name for each in policy.path.parent.iterdir() if "journal" in each.name] == []
 
 
-def test_the_mark_is_left_at_the_end_of_what_was_brought_in(policy: StorePolicy) -> None:
-    crash(policy, (make_opening("e1"),), (make_opening("e2"),))
-    connection = sqlite3.connect(policy.path)
-    before = read_journal_position(connection)
-    recover_log(policy)
-    after = read_journal_position(connection)
-    connection.close()
-    assert before.place == 0 < after.place and before.nonce == after.nonce
-
-
 async def list_ids(archive: SqliteArchive) -> list[str]:
     return [row.id for row in await archive.list_exchanges(make_key().id)]
 

@@ -153,15 +153,6 @@ def test_a_permit_allows_no_change_of_a_payload(log: sqlite3.Connection) -> None
         insert(log, "payload", (1, 0, b"other"), "REPLACE")
 
 
-def test_small_state_is_mutable(log: sqlite3.Connection) -> None:
-    log.execute("DELETE FROM meta")
-    log.execute("INSERT INTO meta VALUES ('a', x'00')")
-    log.execute("INSERT INTO lease VALUES ('a', 'me', 1)")
-    for table, change in (("meta", "value = x'01'"), ("lease", "owner = 'you', until_ms = 2")):
-        assert log.execute(f"UPDATE {table} SET {change}").rowcount == 1
-        assert log.execute(f"DELETE FROM {table}").rowcount == 1
-
-
 def test_a_version_of_the_schema_is_fixed_for_good() -> None:
     # A change of the tables is a later version, and logs of this one become the next earlier form (`old_forms.sql`).
     text = "\n".join(statement for _, statement in sorted(list_objects(make_schema()).items()))
@@ -185,12 +176,6 @@ def test_an_earlier_form_gets_what_a_new_log_has(form: str) -> None:
     assert list_objects(log) == list_objects(make_schema())
     assert (read_version(log), read_salt(log)) == (VERSION, salt)
     log.close()
-
-
-def test_a_log_that_had_all_changes_one_by_one_is_current(log: sqlite3.Connection) -> None:
-    for name in FORMS:
-        insert(log, "migration", (name, 0))
-    assert read_version(log) == VERSION
 
 
 def test_the_salt_is_made_with_the_log_and_is_its_own(log: sqlite3.Connection, tmp_path: Path) -> None:
@@ -217,12 +202,6 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="another program"):
             bring_up_to_date(connection)
         connection.close()
-
-
-def test_an_empty_file_has_no_version(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "log.db")
-    assert read_version(connection) == ""
-    connection.close()
 
 
 def test_a_file_that_cannot_be_finished_is_left_as_it_was(tmp_path: Path) -> None:

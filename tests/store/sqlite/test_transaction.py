@@ -3,11 +3,10 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import Headers
 from proxy.model.log import Record
-from proxy.model.manifest import Blob, BlobPiece, ChainPiece, Manifest, compute_digest, encode_recipe, make_manifest
+from proxy.model.manifest import ChainPiece, Manifest, encode_recipe, make_manifest
 from proxy.store.sqlite.id_cache import DanglingReference
 from proxy.store.sqlite.schema import read_seal_head
 from tests.store.samples import (
-    ANSWER,
     OTHER_TENANT,
     chain_body,
     make_key,
@@ -40,12 +39,6 @@ def test_a_call_takes_as_few_rows_as_can_be(log: WrittenLog) -> None:
     }
 
 
-def test_a_history_sent_again_adds_no_content(log: WrittenLog) -> None:
-    body = chain_body(make_turns(9))
-    log.add(make_opening("e1", body))
-    assert log.add(make_opening("e2", body)) == {"exchange": 1}
-
-
 def test_of_a_history_sent_again_only_the_tail_is_looked_up(log: WrittenLog) -> None:
     turns = make_turns(700)
     log.add(make_opening("e1", chain_body(turns[:699])))
@@ -60,14 +53,6 @@ def test_content_repeated_at_another_place_is_stored_once(log: WrittenLog) -> No
     added = log.add(make_opening("e1", chain_body([(b"", content), (b",", content), (b",", content)])))
     assert added["raw"] == 3
     assert log.add(make_opening("e2", chain_body([(b" ", content)]))) == {"raw": 1, "exchange": 1}
-
-
-def test_large_members_are_stored_once(log: WrittenLog) -> None:
-    tools = Blob(compute_digest(b"tools" * 200), b"tools" * 200)
-    first = Manifest(encode_recipe((b"{", BlobPiece(tools.digest))), (), (tools,), 1001)
-    again = Manifest(encode_recipe((b"[", BlobPiece(tools.digest))), (), (), 1001)
-    log.add(make_opening("e1", first))
-    assert log.add(make_opening("e2", again)) == {"blob": 1, "payload": 1, "exchange": 1}  # the other envelope
 
 
 def test_headers_are_told_by_what_differs_from_those_of_another_call(log: WrittenLog) -> None:
@@ -88,33 +73,6 @@ def test_headers_of_other_tenants_are_not_borrowed(log: WrittenLog) -> None:
     assert log.connection.execute(owners).fetchall() == [(1,), (2,)]
 
 
-def test_an_answer_that_is_read_otherwise_than_received_is_stored_beside_it(log: WrittenLog) -> None:
-    log.add(make_opening(), make_round(), make_outcome(received=b"data: x\n\n"))
-    assert log.add(make_reading(answer=ANSWER)) == {"payload": 1, "reading": 1}
-
-
-def test_a_providers_error_is_content(log: WrittenLog) -> None:
-    log.add(make_opening(), make_round(), make_outcome())
-    assert log.add(make_reading(error="you said: secret")) == {"payload": 1, "reading": 1}
-
-
-def test_seals_go_on_from_one_transaction_to_the_next(log: WrittenLog) -> None:
-    log.add(make_opening("e1"), make_opening("e2"))
-    log.writer.forget()
-    log.add(make_opening("e3"))
-    rows = log.connection.execute("SELECT seq, seal FROM exchange ORDER BY seq").fetchall()
-    assert [seq for seq, _ in rows] == [1, 2, 3]
-    assert len({seal for _, seal in rows}) == 3 and all(len(seal) == 16 for _, seal in rows)
-
-
-def test_text_of_the_outside_is_fitted_wherever_it_stands(log: WrittenLog) -> None:
-    key = replace(make_key(), id="s\ud800", upstream="u\ud800", family="f\ud800")
-    opening = replace(make_opening("e\ud800", key=key), target="/\ud800", method="P\ud800")
-    log.add(opening, replace(make_round("e\ud800"), upstream="u\ud800"), make_outcome("e\ud800", error="\ud800"))
-    assert log.connection.execute("SELECT key, upstream, family FROM session").fetchone() == ("s?", "u?", "f?")
-    assert log.connection.execute("SELECT id, target, method FROM exchange").fetchone() == ("e?", "/?", "P?")
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -132,11 +90,6 @@ def test_what_refers_to_nothing_is_dangling(log: WrittenLog, record: Record) -> 
     log.add(make_opening("e1"))
     with pytest.raises(DanglingReference):
         log.add(record)
-
-
-def test_a_recipe_that_cannot_be_read_is_a_value_error(log: WrittenLog) -> None:
-    with pytest.raises(ValueError, match="recipe"):
-        log.add(make_opening("e1", Manifest(b"\x07\x00\x00\x00\x00", (), (), 0)))
 
 
 def test_a_writer_that_knows_nothing_finds_everything_in_the_tables(log: WrittenLog) -> None:

@@ -1,9 +1,13 @@
-"""What `verify` finds in exchanges and trees."""
+"""What `verify` finds in a log that was damaged on purpose: calls and trees, managed context, summaries."""
 
+import asyncio
+import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
@@ -19,17 +23,28 @@ from proxy.model.manifest import (
     make_manifest,
 )
 from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
+from proxy.store.sqlite.codec import digest_summary
 from proxy.store.sqlite.schema import TALLIED
 from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     OTHER_TENANT,
     chain_body,
     make_chain,
+    make_condensed,
+    make_epoch,
     make_key,
+    make_leaf,
     make_mark,
+    make_memory_order,
     make_opening,
+    make_original,
     make_outcome,
+    make_pin,
+    make_plan,
     make_reading,
+    make_recalled,
+    make_remembered,
     make_reply,
     make_round,
     make_step,
@@ -41,17 +56,18 @@ from tests.store.sqlite.disk import Disk
 from tests.store.sqlite.spoiling import lose_index_entry, spoil
 
 TURNS = make_turns(6, size=1500)
-LINKS = [piece.link for piece in chain_body(TURNS).slices]
-SLICE = compute_digest(TURNS[2][1]).hex()
+RAW = [content for _, content in TURNS]
+LINKS = [piece.link.hex() for piece in chain_body(TURNS).slices]
+SLICE = compute_digest(RAW[2]).hex()
 TOOLS = Blob(compute_digest(b"the tools"), b"the tools")
 STREAM = b"data: {}\n\n" * 400
 CHAIN = make_chain("a", "!b", "c", "!d", "e", "!f")
+OTHER = make_key("other", OTHER_TENANT)
+LEDGER = b'{"role":"user","content":"[what was done]"}'
 
 
-@pytest.fixture
-async def path(open_archive: Opener, policy: StorePolicy) -> Path:
-    """A closed log with something of every kind in it."""
-    archive = open_archive()
+def write_calls(archive: SqliteArchive) -> None:
+    """Calls, with trees, of two sessions."""
     usage = Usage(input=10, output=2)
     for i in range(4):
         exchange = f"e{i}"
@@ -59,175 +75,160 @@ async def path(open_archive: Opener, policy: StorePolicy) -> Path:
         archive.append(make_outcome(exchange, received=STREAM), make_trailer(0, b"\n", exchange))
         archive.append(make_reading(exchange, usage=usage, error="overloaded"), is_urgent=False)
     body = Manifest(encode_recipe((b"[", BlobPiece(TOOLS.digest), b"]")), (), (TOOLS,), 11)
-    archive.append(
-        make_opening("e4", body, key=make_key("other", OTHER_TENANT)), make_round("e4", 0, make_manifest(b"x"))
-    )
+    archive.append(make_opening("e4", body, key=OTHER), make_round("e4", 0, make_manifest(b"x")))
     archive.append(make_opening("e6", chain_body([])))
     for i in range(3):
-        archive.append(
-            make_step(f"e{i}", CHAIN[2 * i : 2 * i + 1], base=2 * i, marks=[make_mark(f"call:{i}", CHAIN[0])])
-        )
+        marks = [make_mark(f"call:{i}", CHAIN[0])]
+        archive.append(make_step(f"e{i}", CHAIN[2 * i : 2 * i + 1], base=2 * i, marks=marks))
         archive.append(make_reply(f"e{i}", CHAIN[2 * i + 1 : 2 * i + 2]))
     archive.append(make_step("e4", make_chain("a", parent=CHAIN[5].node)), make_step("e3"))
-    archive.append(Adoption(make_key("other", OTHER_TENANT).id, make_key().id, CHAIN[3].node, 7))
+    archive.append(Adoption(OTHER.id, make_key().id, CHAIN[3].node, 7))
     archive.append(make_opening("e5", make_head_manifest(b"head", 900, compute_digest(b"all"))), make_round("e5"))
-    assert await archive.append(make_outcome("e5", received=b"head", size=900, whole=compute_digest(b"all")))
-    await archive.close()
-    return policy.path
+    archive.append(make_outcome("e5", received=b"head", size=900, whole=compute_digest(b"all")))
+
+
+def write_context(archive: SqliteArchive) -> None:
+    """Two managed sessions, one of which goes on from the other."""
+    archive.append(make_opening("e1", chain_body(TURNS)), make_step("e1", CHAIN[:2]))
+    archive.append(make_opening("e2", chain_body(TURNS, tenant=OTHER_TENANT), key=OTHER), make_step("e2", CHAIN[:2]))
+    archive.append(Adoption(OTHER.id, make_key().id, CHAIN[0].node, 7))
+    originals = [make_original("r1", RAW[1], RAW[2]), make_original("r2", RAW[3], place=3)]
+    archive.append(make_epoch("p1", (RAW[0], LEDGER), originals, exchange="e1"))
+    archive.append(make_epoch("p2", (RAW[0], RAW[5]), originals[:1], session=OTHER.id, parent="p1"))
+    archive.append(make_epoch("p3", (), parent="p1"))
+    archive.append(make_plan("e1", epoch="p1", owed=2.25), make_plan("e1", 1), make_plan("e2", epoch="p2"))
+    archive.append(replace(make_epoch("p4"), tool=b"a tool"), make_recalled("e1", "p4"), make_recalled("e2", "p4"))
+    archive.append(make_pin(CHAIN[0].node), make_pin(CHAIN[0].node, is_on=False), make_pin(CHAIN[1].node))
+    archive.append(make_remembered(), make_memory_order())
+
+
+def write_summaries(archive: SqliteArchive) -> None:
+    """Four summaries: 1 and 2 of the same messages, 3 of the next, 4 of 2 and 3."""
+    archive.append(make_opening("e1", chain_body(TURNS)))
+    archive.append(make_opening("e2", chain_body(TURNS, tenant=OTHER_TENANT), key=OTHER))
+    one, two = make_leaf("one", RAW[:2], supersedes=["poor"]), make_leaf("two", RAW[2:5], 2, text="of two")
+    archive.append(make_leaf("poor", RAW[:2], level=3, text="little"), one, two, make_condensed("both", [one, two]))
+
+
+WRITERS = {"calls": write_calls, "context": write_context, "summaries": write_summaries}
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a closed log of each kind, as nobody has touched it."""
+    folder = tmp_path_factory.mktemp("sound")
+
+    async def make(name: str) -> None:
+        policy = StorePolicy(folder / f"{name}.db", durability="full")
+        archive = open_sqlite(policy, asyncio.get_running_loop())
+        WRITERS[name](archive)
+        await archive.close()
+        assert archive.health.dropped == 0
+
+    for name in WRITERS:
+        asyncio.run(make(name))
+    return folder
+
+
+@pytest.fixture
+def path(sound: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A copy of one of these logs to damage: of calls, unless the test names another."""
+    return Path(shutil.copy(sound / f"{getattr(request, 'param', 'calls')}.db", tmp_path / "log.db"))
 
 
 def find(path: Path) -> list[str]:
     return [f"{fault.where}: {fault.what}" for fault in verify_log(path).faults]
 
 
+@pytest.mark.parametrize("path", WRITERS, indirect=True)
 def test_a_sound_log_has_no_faults(path: Path) -> None:
+    assert find(path) == []
+
+
+def test_what_was_looked_at_is_counted(path: Path) -> None:
     found = verify_log(path)
-    assert (found.exchanges, found.rounds, found.slices, found.faults) == (7, 6, 6, ())
+    assert (found.exchanges, found.rounds, found.slices) == (7, 6, 6)
 
 
-PAYLOAD = f"(SELECT id FROM blob WHERE digest = x'{SLICE}')"
+def name_blob(content: bytes, tenant: int = 1) -> str:
+    return f"(SELECT id FROM blob WHERE tenant = {tenant} AND digest = x'{compute_digest(content).hex()}')"
 
-DAMAGE = {
-    # contents
-    "a slice's content": (
-        f"UPDATE payload SET codec = 0, bytes = x'31' WHERE id = {PAYLOAD}",
-        "blob",
-        "match its digest",
-    ),
-    "a slice's packing": (f"UPDATE payload SET bytes = x'ffff' WHERE id = {PAYLOAD}", "blob", "cannot be unpacked"),
-    "a codec": (f"UPDATE payload SET codec = 9 WHERE id = {PAYLOAD}", "blob", "no codec has the number 9"),
-    "a missing content": (f"DELETE FROM payload WHERE id = {PAYLOAD}", "blob", "content is missing, and no erasure"),
-    "a blob's size": (f"UPDATE blob SET size = size + 1 WHERE digest = x'{SLICE}'", "blob", "bytes in place of"),
-    "a blob's digest": (f"UPDATE blob SET digest = zeroblob(32) WHERE digest = x'{SLICE}'", "blob", "match its digest"),
-    "a missing blob": (f"DELETE FROM blob WHERE digest = x'{SLICE}'", "link", "its content is not in the log"),
-    "an unnamed payload": ("INSERT INTO payload VALUES (9999, 0, x'00')", "payload 9999", "nothing refers to it"),
-    "an answer": (
-        "UPDATE payload SET codec = 0, bytes = x'00' WHERE id = (SELECT received FROM outcome WHERE seq = 2)",
-        "outcome 2 (received)",
-        "does not match its digest",
-    ),
-    "an answer's size": (
-        "UPDATE outcome SET size = 7 WHERE seq = 1",
-        "outcome 1 (received)",
-        "4000 bytes in place of 7",
-    ),
-    "a trailer": (
-        "UPDATE payload SET bytes = x'0a0a' WHERE id = (SELECT received FROM trailer WHERE seq = 3)",
-        "trailer 3",
-        "does not match its digest",
-    ),
-    "a reading": (
-        "DELETE FROM payload WHERE id = (SELECT answer FROM reading WHERE seq = 1)",
-        "reading 1 (answer)",
-        "content is missing",
-    ),
-    "a provider's error": (
-        "UPDATE payload SET bytes = x'00' WHERE id = (SELECT error FROM reading WHERE seq = 4)",
-        "reading 4 (error)",
-        "does not match its digest",
-    ),
-    # links
-    "a gap": (
-        f"UPDATE raw SET gap = x'20' WHERE link = x'{LINKS[3].hex()}'",
-        f"link {LINKS[3].hex()}",
-        "does not follow",
-    ),
-    "a parent": (
-        f"UPDATE raw SET parent = x'{LINKS[0].hex()}' WHERE link = x'{LINKS[3].hex()}'",
-        f"link {LINKS[3].hex()}",
-        "does not follow",
-    ),
-    "a slice swapped": (
-        f"UPDATE raw SET blob = (SELECT max(id) FROM blob) WHERE link = x'{LINKS[3].hex()}'",
-        f"link {LINKS[3].hex()}",
-        "does not follow",
-    ),
-    "a missing link": (
-        f"DELETE FROM raw WHERE link = x'{LINKS[2].hex()}'",
-        f"link {LINKS[3].hex()}",
-        "its parent is neither in the log",
-    ),
-    "a tenant": ("UPDATE tenant SET fingerprint = x'00' WHERE id = 1", f"link {LINKS[0].hex()}", "tenant's root"),
-    # recipes
-    "a missing tip": (
-        f"DELETE FROM raw WHERE link = x'{LINKS[5].hex()}'",
-        "exchange 4",
-        "content that is not in the log",
-    ),
-    "a missing member": (
-        f"DELETE FROM blob WHERE digest = x'{TOOLS.digest.hex()}'",
-        "exchange 5",
-        "content that is not in the log",
-    ),
-    "an envelope": (
-        "UPDATE payload SET codec = 0, bytes = x'ff' WHERE id = (SELECT envelope FROM round WHERE seq = 5)",
-        "round 5",
-        "recipe cannot be read",
-    ),
-    "a missing envelope": (
-        "DELETE FROM payload WHERE id = (SELECT envelope FROM exchange WHERE seq = 1)",
-        "blob",
-        "content is missing",
-    ),
-    # the record
-    "a model": ("UPDATE exchange SET model = 'cheaper' WHERE seq = 3", "exchange 3", "was altered"),
-    "a tip": (f"UPDATE exchange SET tip = x'{LINKS[0].hex()}' WHERE seq = 3", "exchange 3", "was altered"),
-    "a time": ("UPDATE exchange SET opened_ms = opened_ms + 1 WHERE seq = 1", "exchange 1", "was altered"),
-    "an owner": ("UPDATE exchange SET session = 2 WHERE seq = 2", "exchange 2", "was altered"),
-    "headers": ("UPDATE outcome SET changes = x'5b5d' WHERE seq = 2", "outcome 2", "was altered"),
-    "whose headers": ("UPDATE outcome SET headers = headers - 1 WHERE seq = 2", "outcome 2", "was altered"),
-    "a status": ("UPDATE outcome SET status = 500 WHERE seq = 4", "outcome 4", "was altered"),
-    "an answer swapped": (
-        "UPDATE outcome SET received = (SELECT received FROM outcome WHERE seq = 1) WHERE seq = 2",
-        "outcome 2",
-        "was altered",
-    ),
-    "what was sent": ("UPDATE round SET envelope = NULL WHERE seq = 5", "round 5", "was altered"),
-    "a usage": ("UPDATE reading SET output = 0 WHERE seq = 3", "reading 3", "was altered"),
-    "an order": ("UPDATE trailer SET i = 1 WHERE seq = 1", "trailer 1", "was altered"),
-    "a seal": ("UPDATE exchange SET seal = zeroblob(16) WHERE seq = 2", "exchange 3", "the one before it, was altered"),
-    "a removed round": ("DELETE FROM round WHERE seq = 2", "round 3", "is preceded by 1"),
-    "a removed reading": ("DELETE FROM reading WHERE seq = 1", "reading 2", "is preceded by 0"),
-    "a removed exchange": ("DELETE FROM exchange WHERE seq = 2", "round 2", "refers to a row of exchange"),
-    "a removed session": ("DELETE FROM session WHERE id = 1", "exchange 1", "refers to a row of session"),
-    "a session's name": ("UPDATE session SET key = 'mine' WHERE id = 1", "exchange 1", "was altered"),
-    "a number": ("UPDATE exchange SET n = 9 WHERE seq = 4", f"session {make_key().id}", "have gaps"),
-    # trees
-    "a node": ("UPDATE node SET hash = zeroblob(16) WHERE session = 1 AND n = 3", "node 1/3", "was altered"),
-    "the last node": ("UPDATE node SET hash = zeroblob(16) WHERE session = 1 AND n = 6", "node 1/6", "was altered"),
-    "whose node": ("UPDATE node SET exchange = 1 WHERE session = 1 AND n = 3", "node 1/3", "was altered"),
-    "a node's parent": ("UPDATE node SET parent = 1 WHERE session = 1 AND n = 4", "node 1/4", "was altered"),
-    "a node's later parent": ("UPDATE node SET parent = 5 WHERE session = 1 AND n = 4", "node 1/4", "before it is not"),
-    "an answer's flag": ("UPDATE node SET is_answer = 0 WHERE session = 1 AND n = 2", "node 1/2", "was altered"),
-    "a node's seal": ("UPDATE node SET seal = zeroblob(4) WHERE session = 1 AND n = 2", "node 1/3", "was altered"),
-    "a missing node": ("DELETE FROM node WHERE session = 1 AND n = 2", "node 1/3", "is preceded by 1"),
-    "a missing tip of a step": ("DELETE FROM node WHERE session = 1 AND n > 4", "step 1/3", "tip is not in the log"),
-    "a root": ("UPDATE node SET outer = zeroblob(16) WHERE session = 1 AND n = 1", "node 1/1", "before it is not"),
-    "a node of no session": ("UPDATE node SET session = 9 WHERE session = 2", "node 9/1", "its exchange is not"),
-    "a foreign parent": ("UPDATE node SET hash = x'00' WHERE session = 1 AND n = 6", "node 2/1", "before it is not"),
-    "a step": ("UPDATE step SET tip = 9 WHERE n = 1 AND session = 1", "step 1/1", "tip is not in the log"),
-    "a step's root": ("UPDATE step SET outer = x'00' WHERE session = 1 AND n = 4", "step 1/4", "tip is not in the log"),
-    "a step's number": ("UPDATE step SET n = 9 WHERE n = 1 AND session = 1", "step 1/9", "its exchange is not"),
-    "a depth": ("UPDATE step SET depth = 1 WHERE n = 2 AND session = 1", "step 1/2", "cannot have depth 1, base 2"),
-    "a relation": ("UPDATE step SET relation = 9 WHERE n = 2 AND session = 1", "step 1/2", "relation 9"),
-    "a name": ("UPDATE mark SET name = 'call:9' WHERE session = 1 AND n = 2", "mark 1/2", "does not follow"),
-    "a mark's node": ("UPDATE mark SET node = 9 WHERE session = 1 AND n = 1", "mark 1/1", "not in the session"),
-    "a missing mark": ("DELETE FROM mark WHERE session = 1 AND n = 1", "mark 1/2", "is preceded by 0"),
-    "a source": ("UPDATE adoption SET source = 9", "adoption 2/1", "not in the log"),
-    "an adopted node": ("UPDATE adoption SET node = 9", "adoption 2/1", "not in the log"),
-    "an empty session": (
-        "INSERT INTO session VALUES (7, 'empty', 1, 'openai', 'f', 0, '')",
-        "session empty",
-        "have gaps",
-    ),
+
+PAYLOAD, BLOB = f"(SELECT id FROM blob WHERE digest = x'{SLICE}')", name_blob(LEDGER)
+TEXT, MESSAGE = name_blob(b"of two"), name_blob(RAW[3])
+# What the statements of the table name. `GAP` is a digest that commits to the gap of its row.
+NAMES = {f"LINK{i}": link for i, link in enumerate(LINKS)} | {
+    "BLOB": BLOB,
+    "FOREIGN": name_blob(RAW[0], 2),
+    "GAP": f"x'{digest_summary([], ['one', 'two'], []).hex()}'",
+    "MESSAGE": MESSAGE,
+    "PAYLOAD": PAYLOAD,
+    "SESSION": make_key().id,
+    "SLICE": SLICE,
+    "TEXT": TEXT,
+    "TOOLS": TOOLS.digest.hex(),
 }
 
 
-@pytest.mark.parametrize(("damage", "where", "what"), DAMAGE.values(), ids=list(DAMAGE))
+def read_damage() -> Iterator[object]:
+    log = ""
+    for line in Path(__file__).with_name("damage.txt").read_text().splitlines()[1:]:
+        if line.startswith("["):
+            log = line.strip("[]")
+        else:
+            name, statement, where, what = line.format_map(NAMES).split(" | ")
+            yield pytest.param(log, statement, where, what, id=f"{log}: {name}")
+
+
+@pytest.mark.parametrize(("path", "damage", "where", "what"), list(read_damage()), indirect=["path"])
 def test_damage_is_found_and_named(path: Path, damage: str, where: str, what: str) -> None:
     spoil(path, damage)
     found = verify_log(path).faults
     assert any(fault.where.startswith(where) and what in fault.what for fault in found), find(path)
+
+
+SEALED = {
+    "calls": ("exchange", "round", "outcome", "trailer", "reading"),
+    "context": ("epoch", "decision", "pin", "recalled", "memory"),
+    "summaries": ("summary",),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "table"), [(log, table) for log, tables in SEALED.items() for table in tables], indirect=["path"]
+)
+def test_whatever_is_altered_of_a_sealed_row_is_noticed(path: Path, table: str, tmp_path: Path) -> None:
+    row = 5 if table == "round" else 2  # the one that was not sent as it came
+    connection = sqlite3.connect(path)
+    columns = [(name, kind) for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})")]
+    connection.close()
+    for name, kind in columns:
+        if name in ("seq", "seal"):
+            continue
+        altered = Path(shutil.copy(path, tmp_path / "altered.db"))
+        value = {"INTEGER": 7001, "REAL": 0.5, "TEXT": "'x'", "BLOB": "x'07'"}[kind]
+        spoil(altered, f"UPDATE {table} SET {name} = {value} WHERE seq = {row}")
+        assert any(fault.startswith(f"{table} {row}") or "was altered" in fault for fault in find(altered)), name
+
+
+@pytest.mark.parametrize(("path", "blobs"), [("context", BLOB), ("summaries", f"{TEXT}, {MESSAGE}")], indirect=["path"])
+def test_content_may_be_missing_where_it_was_erased(path: Path, blobs: str) -> None:
+    spoil(
+        path,
+        f"INSERT INTO erasure SELECT id, 0, 's', id, digest FROM blob WHERE id IN ({blobs})",
+        f"DELETE FROM payload WHERE id IN ({blobs})",
+    )
+    assert find(path) == []
+
+
+def test_edits_may_be_missing_where_they_were_erased(sound: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(sound / "context.db", tmp_path / "log.db"))
+    spoil(
+        path,
+        "INSERT INTO erasure SELECT edits + 1000, 0, 's', edits, edits_digest FROM epoch WHERE seq = 1",
+        "DELETE FROM payload WHERE id = (SELECT edits FROM epoch WHERE seq = 1)",
+    )
+    assert find(path) == []
 
 
 def test_a_row_removed_at_the_end_is_missed_by_what_refers_to_it(path: Path) -> None:

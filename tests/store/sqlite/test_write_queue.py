@@ -42,13 +42,6 @@ class RecordedQueue:
         self.handed.clear()
 
 
-async def test_urgent_records_are_handed_over_at_once_as_one_entry() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.append((make_opening(), make_round()), is_urgent=True)
-    ((entry,),) = recorded.handed
-    assert entry.records == (make_opening(), make_round())
-
-
 async def test_what_is_held_goes_ahead_of_what_comes_later() -> None:
     recorded = RecordedQueue()
     recorded.queue.append((make_reading("e1"),), is_urgent=False)
@@ -59,35 +52,6 @@ async def test_what_is_held_goes_ahead_of_what_comes_later() -> None:
     assert list_exchanges(entries) == ["e1", "e2", "e3"]
     recorded.queue.flush()
     assert len(recorded.handed) == 1
-
-
-async def test_what_is_held_is_handed_over_after_its_time() -> None:
-    recorded = RecordedQueue(hold_ms=1)
-    loop = asyncio.get_running_loop()
-    handed = loop.create_future()
-    recorded.queue = WriteQueue(loop, handed.set_result, recorded.policy)
-    recorded.queue.append((make_reading(),), is_urgent=False)
-    (entry,) = await asyncio.wait_for(handed, LIMIT)
-    assert entry.records == (make_reading(),)
-
-
-async def test_counts_follow_what_is_under_way() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.append((make_opening(), make_round()), is_urgent=True)
-    assert (recorded.queue.pending, recorded.queue.pending_bytes) == (2, WEIGHT + weigh_record(make_round()))
-    recorded.settle(True)
-    assert (recorded.queue.pending, recorded.queue.pending_bytes, recorded.queue.dropped) == (0, 0, 0)
-
-
-async def test_what_has_no_room_is_dropped_and_what_was_there_stays() -> None:
-    recorded = RecordedQueue(max_bytes=2 * WEIGHT)
-    futures = [recorded.queue.append((make_opening(f"e{i}"),), is_urgent=True) for i in range(3)]
-    assert [future.done() for future in futures] == [False, False, True]
-    assert futures[2].result() is False
-    assert (recorded.queue.dropped, recorded.queue.generation, recorded.queue.pending) == (1, 1, 2)
-    recorded.settle(True)
-    assert futures[0].result() is futures[1].result() is True
-    assert not recorded.queue.append((make_opening("e4"),), is_urgent=True).done()
 
 
 async def test_what_has_room_but_for_what_is_derived_is_kept_without_it() -> None:
@@ -102,51 +66,6 @@ async def test_what_has_room_but_for_what_is_derived_is_kept_without_it() -> Non
     assert recorded.queue.append((step,), is_urgent=True).result() is False
 
 
-async def test_what_was_lost_is_counted_by_record_and_changes_the_generation() -> None:
-    recorded = RecordedQueue()
-    future = recorded.queue.append((make_opening(), make_round(), make_outcome()), is_urgent=True)
-    recorded.settle(False)
-    assert future.result() is False
-    assert (recorded.queue.dropped, recorded.queue.generation) == (3, 1)
-
-
-async def test_what_a_journal_held_at_the_start_goes_first_and_is_counted() -> None:
-    recorded = RecordedQueue()
-    old = QueuedWrite((make_opening("e1"), make_round("e1")), 2 * WEIGHT, None, 80, True, refused=1)
-    recorded.queue.queue_recovered([old])
-    recorded.queue.append((make_opening("e2"),), is_urgent=True)
-    assert [list_exchanges(entries) for entries in recorded.handed] == [["e1", "e1"], ["e2"]]
-    assert (recorded.queue.pending, recorded.queue.pending_bytes) == (4, 3 * WEIGHT)
-    recorded.settle(True)
-    assert (recorded.queue.pending, recorded.queue.pending_bytes, recorded.queue.dropped) == (0, 0, 1)
-
-
-async def test_whoever_drains_waits_for_what_a_journal_held_at_the_start() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.queue_recovered([QueuedWrite((make_opening("e1"),), WEIGHT, None, 80, True)])
-    drained = recorded.queue.drain()
-    assert drained is not None and not drained.done()
-    recorded.settle(True)
-    assert await drained
-
-
-async def test_after_close_everything_is_handed_over_and_nothing_is_taken() -> None:
-    recorded = RecordedQueue()
-    recorded.queue.append((make_reading(),), is_urgent=False)
-    recorded.queue.close()
-    assert len(recorded.handed) == 1
-    assert recorded.queue.append((make_opening(),), is_urgent=True).result() is False
-
-
-async def test_a_cancelled_future_is_left_alone() -> None:
-    recorded = RecordedQueue()
-    future = recorded.queue.append((make_opening(),), is_urgent=True)
-    future.cancel()
-    recorded.settle(True)
-    assert future.cancelled()
-    assert recorded.queue.pending == 0
-
-
 async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) -> None:
     recorded = RecordedQueue(max_bytes=0)
     with caplog.at_level(logging.ERROR):
@@ -155,13 +74,6 @@ async def test_losses_are_loud_but_no_flood(caplog: pytest.LogCaptureFixture) ->
     assert "1 records are lost so far" in caplog.text
     assert "512 records are lost so far" in caplog.text
     assert len(caplog.records) == 10
-
-
-def test_settling_for_an_event_loop_that_has_ended_does_nothing() -> None:
-    loop = asyncio.new_event_loop()
-    queue = WriteQueue(loop, lambda entries: None, StorePolicy(Path("log.db")))
-    loop.close()
-    queue.settle_soon([], True)
 
 
 @pytest.fixture

@@ -79,13 +79,6 @@ async def test_large_records_are_not_all_put_in_one_transaction(open_archive: Op
     assert disk.count("BEGIN") == before + 3
 
 
-async def test_the_first_waits_for_no_company(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive()
-    for i in range(3):
-        assert await archive.append(make_opening(f"e{i}"))
-    assert disk.count("COMMIT") == 1 + 3  # the first is the migration's
-
-
 async def test_what_is_not_urgent_rides_with_the_next_that_is(open_archive: Opener, disk: Disk) -> None:
     archive = open_archive(hold_ms=60_000)
     await archive.append(make_opening("e1"), make_round("e1"), make_outcome("e1"))
@@ -94,19 +87,6 @@ async def test_what_is_not_urgent_rides_with_the_next_that_is(open_archive: Open
     assert await archive.append(make_opening("e2"))
     assert reading.result()
     assert disk.count("BEGIN") == before + 1
-
-
-async def test_what_is_not_urgent_waits_for_its_time_only(open_archive: Opener) -> None:
-    archive = open_archive(hold_ms=1)
-    assert await archive.append(make_opening(), is_urgent=False)
-
-
-async def test_closing_writes_what_is_not_urgent(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive(hold_ms=60_000)
-    stored = archive.append(make_opening(), is_urgent=False)
-    await archive.close()
-    assert await stored
-    assert await list_ids(open_archive()) == ["e1"]
 
 
 async def test_where_tables_end_is_noted_again_once_the_store_works(
@@ -278,16 +258,6 @@ async def test_a_failing_disk_in_the_middle_of_single_records_loses_none(open_ar
     assert not await bad
     assert all(await asyncio.gather(*good))
     assert await list_ids(archive) == [f"e{i}" for i in range(5)]
-
-
-async def test_a_future_its_owner_gave_up_is_no_trouble(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive()
-    commit = disk.hold("COMMIT")
-    given_up, kept = archive.append(make_opening("e1")), archive.append(make_opening("e2"))
-    given_up.cancel()
-    commit.set()
-    assert await kept
-    assert await list_ids(archive) == ["e1", "e2"]
 
 
 async def test_closing_while_the_store_fails_ends_in_time_and_says_what_was_lost(

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -230,11 +229,6 @@ def test_rows_of_another_version_are_derived_anew() -> None:
         writer.fill()
         check(connection)
         assert read_filled(connection) == 2
-
-
-def test_a_session_that_is_not_there_has_no_rounds() -> None:
-    with writing() as (connection, _), pytest.raises(NotFound):
-        queries.load_rounds(connection, "nobody")
 
 
 def test_verify_finds_figures_that_differ_from_the_record(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
             port = listener.getsockname()[1]
             if companion is None:
                 _print_banner(settings, policy, port)
-            trimmer = HeapTrimmer(engine.tasks.held, find_heap())
+            trimmer = HeapTrimmer(engine.tasks.running, find_heap())
             trimmer.start(asyncio.get_running_loop())
             tune_collector()
             engine.prepare()
@@ -148,7 +148,7 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
             served = configure(access or app, policy, engine)
             server = DrainingServer(served, health, engine.tasks, policy.drain_seconds)
             server.ended_with_drain.append(engine.events.close)
-            engine.network.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
+            engine.network.descriptors.add_releaser(lambda: close_idle(server.server_state.connections))
             stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
             if until_unused:
                 call_when_unused(settings.data, stop)

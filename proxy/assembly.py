@@ -145,13 +145,7 @@ async def build_engine(
     exchanges = _build_exchanges(settings, archive, relay, network.routes, context.controller, recall=recall, mark=mark)
     trigger, sandbox = context.trigger, SandboxProcesses()
     conversations = Conversations(exchanges, archive, models, trigger.worker.schedule, policy.record_cap_bytes)
-    live = LiveSessions(
-        exchanges=exchanges,
-        summaries=trigger.worker,
-        memory=context.memory.memory,
-        planning=worker,
-        sandbox=sandbox,
-    )
+    live = LiveSessions(exchanges, trigger.worker, context.memory.memory, worker, sandbox)
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     events = _build_events(archive, bus, models)
     return Engine(
@@ -172,7 +166,7 @@ async def build_engine(
         files=build_files(settings.files, conversations, trigger, worker=worker, secret=archive.salt),
         sandbox=sandbox,
         erasing=erasing,
-        retention=Retention(policy=settings.store, erasing=erasing, clock=clock, sleep=asyncio.sleep),
+        retention=Retention(policy=settings.store, erasing=erasing, clock=clock),
         events=events,
         webhooks=_build_webhooks(() if is_replay else settings.events.webhooks, events, bus),
     )

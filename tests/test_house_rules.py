@@ -83,15 +83,15 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 574_433, 331_729
+MOST_TOKENS, MOST_CORE_TOKENS = 574_409, 331_726
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_249,
+    "proxy": 9_232,
     "proxy/cli": 34_714,
     "proxy/config": 6_131,
     "proxy/context": 74_316,
     "proxy/demo": 6_652,
     "proxy/doctor": 4_914,
-    "proxy/engine": 179_911,
+    "proxy/engine": 179_904,
     "proxy/model": 13_062,
     "proxy/read": 26_579,
     "proxy/retrieval": 12_287,
@@ -105,7 +105,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 1, 145, 132
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 145, 107
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

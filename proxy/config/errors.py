@@ -61,7 +61,7 @@ def list_problems(error: ValidationError, sources: Sequence[Source], known: Coll
     """Yield each error of a validation, with the first source that set the key. `known` are all keys, no indexes."""
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
         path = _drop_labels(detail["loc"], [tree for tree, _ in sources])
-        place = next((name(path) for tree, name in sources if _holds(tree, path)), "")
+        place = next((name(path) for tree, name in sources if _has(tree, path)), "")
         yield Problem(format_path(path), describe_error(detail, known), place)
 
 
@@ -82,12 +82,12 @@ def _drop_labels(path: Path, trees: Sequence[Any]) -> Path:
     kept: list[str | int] = []
     for part in path:
         is_label = isinstance(part, str) and _LABEL.fullmatch(part)
-        if not is_label or any(_holds(tree, (*kept, part)) for tree in trees):
+        if not is_label or any(_has(tree, (*kept, part)) for tree in trees):
             kept.append(part)
     return kept
 
 
-def _holds(tree: Any, path: Path) -> bool:
+def _has(tree: Any, path: Path) -> bool:
     for part in path:
         items = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, list) else {}
         if part not in items:

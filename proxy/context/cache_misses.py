@@ -126,8 +126,8 @@ def explain_use(
     if usage.input is None or usage.cached is None:
         return CacheUse("unreported", usage.cached, usage.written)
     read = usage.cached
-    held = 0 if precedent is None else _count_held(precedent.prompt, cache)
-    expected = cache.find_read(min(held, usage.input))
+    cached = 0 if precedent is None else _count_cached(precedent.prompt, cache)
+    expected = cache.find_read(min(cached, usage.input))
     if precedent is None or not expected:
         return CacheUse("first", read, usage.written)
     idle = max(0.0, prompt.sent_ms - precedent.prompt.sent_ms) / 1000
@@ -163,7 +163,7 @@ def compute_slack(expected: float) -> float:
     return max(SLACK_TOKENS, SLACK_SHARE * expected)
 
 
-def _count_held(before: SentPrompt, cache: CacheModel) -> int:
+def _count_cached(before: SentPrompt, cache: CacheModel) -> int:
     """Return the tokens that a prompt left in the cache: what its breakpoints covered, or all of it."""
     usage = before.usage
     if cache.has_breakpoints and usage.cached is not None and usage.written is not None:

@@ -34,7 +34,7 @@ class CacheCostAccount(Value):
     owed: float = 0.0  # the excess reads since then, in tokens of uncached input
     ineffective: int = 0  # epochs in a row that did not get below the low mark, or freed hardly anything
     missed_mark: int = 0  # low mark of the last such epoch, or of one that could not reach the ceiling, else 0
-    is_held: bool = False  # whether a revert holds until the high mark
+    is_reverted: bool = False  # whether a revert holds until the high mark
     sent: int = 0  # tokens of the last request, 0 if none is known that the next one continues
     sent_at: float | None = None  # monotonic time of that request in seconds, None if unknown
 
@@ -101,7 +101,7 @@ def _is_effective(before: int, after: int, budget: Budget) -> bool:
 
 def record_revert(account: CacheCostAccount, after: int) -> CacheCostAccount:
     """Return the account after a person reverted to `after` tokens, which holds until the high mark."""
-    return CacheCostAccount(base=after, is_held=True, sent_at=account.sent_at)
+    return CacheCostAccount(base=after, is_reverted=True, sent_at=account.sent_at)
 
 
 def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> CacheCostAccount:
@@ -151,7 +151,7 @@ _GROWN = 1.05
 IN_LOOP = "the reasoning is bound to what goes before it: an epoch waits for the end of the turn"
 SIDE = "a side request opens no epoch"
 INEFFECTIVE = f"{MAX_INEFFECTIVE} epochs in a row did not get below the low mark"
-HELD = "a revert holds until the high mark"
+REVERTED = "a revert holds until the high mark"
 OUT_OF_REACH = "more must stay than the ceiling leaves room for"
 NO_ROOM = "the longest response that is asked for leaves no room to manage"
 NOTHING_TO_GAIN = "an epoch would leave no less"
@@ -187,7 +187,7 @@ class RequestFacts(Value):
     is_in_loop: bool = False  # it would lose some within a turn
     needs_thinking: bool = False  # a turn has to begin with thinking, so that it may not lose any
     unread: str = ""  # what could not be read of the session's log, empty if all was read
-    may_be_held_out: bool = False  # only the log tells whether the session is in the holdout
+    may_be_holdout: bool = False  # only the log tells whether the session is in the holdout
     is_repeat: bool = False  # the same history was sent before, according to memory
     is_retry: bool = False  # the same, according to the log
     is_refused: bool = False  # the upstream refused the last epoch recently
@@ -285,7 +285,7 @@ def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pr
         return IN_LOOP
     if facts.is_due is None and (against := _find_futility(account, facts)):
         return against
-    return HELD if account.is_held else ""
+    return REVERTED if account.is_reverted else ""
 
 
 def _find_futility(account: CacheCostAccount, facts: RequestFacts) -> str:
@@ -300,7 +300,7 @@ def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
 
     If the log could not be read, the ceiling is still kept, unless the session may be in the holdout.
     """
-    if facts.unread and (why not in NEEDED or facts.may_be_held_out):
+    if facts.unread and (why not in NEEDED or facts.may_be_holdout):
         return facts.unread
     if why != "overflow" and (facts.is_repeat or (facts.is_retry and why != "hard")):
         return SENT_BEFORE
@@ -353,7 +353,7 @@ def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:
     return rewritten <= facts.tariff.price(read, facts.tokens - read)
 
 
-HELD_OUT = "holdout"
+HOLDOUT = "holdout"
 """The reason that the log has with every call of a held-out session."""
 
 _BITS = 53  # the precision of a float, so that nothing is rounded up to 1

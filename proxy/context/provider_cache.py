@@ -120,14 +120,14 @@ def _choose_facts(
     facts: Sequence[CacheFacts], kind: CacheKind | None, host: str, terms: CacheTerms
 ) -> CacheFacts | None:
     if kind is None:
-        return next((each for each in facts if not each.is_default and _holds_at(each, host, terms)), None)
+        return next((each for each in facts if not each.is_default and _applies_at(each, host, terms)), None)
     of_kind = [each for each in facts if each.kind == kind]
     at_host = (each for each in of_kind if _is_host_of(each, host))
     stated = next(at_host, None) or next((each for each in of_kind if each.is_default), None)
     return stated or CacheFacts(kind, "the settings")
 
 
-def _holds_at(facts: CacheFacts, host: str, terms: CacheTerms) -> bool:
+def _applies_at(facts: CacheFacts, host: str, terms: CacheTerms) -> bool:
     if facts.kind == "breakpoints" and not facts.hosts:
         return bool(terms.markers)
     return not facts.hosts or _is_host_of(facts, host)

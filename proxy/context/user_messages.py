@@ -58,7 +58,7 @@ _STRIDE_SHARE = 0.25
 class UserMessageForm(Value):
     """A user turn in one of its forms, unchanged or with parts left out, and its tokens.
 
-    `holders` has the steps of newer turns that contain a block, for each block that was left out because of them.
+    `containers` has the steps of newer turns that contain a block, for each block that was left out because of them.
     `with_blocks` is the same form with these blocks. `is_cut`: prose is missing.
     """
 
@@ -66,7 +66,7 @@ class UserMessageForm(Value):
     tokens: int
     edits: tuple[Replaced, ...] = ()
     references: tuple[Reference, ...] = ()
-    holders: tuple[frozenset[int], ...] = ()
+    containers: tuple[frozenset[int], ...] = ()
     with_blocks: "UserMessageForm | None" = None
     is_cut: bool = False
 
@@ -180,15 +180,15 @@ def _restore_blocks(
 
     `containing` are the steps of turns that are. The newest turns come first, as long as there is `room`.
     """
-    holding, restored = set(containing), dict[int, UserMessageForm]()
+    present, restored = set(containing), dict[int, UserMessageForm]()
     for i in sorted(whole, reverse=True):
         form = sent[i].with_blocks
-        if form is None or not any(holding.isdisjoint(each) for each in sent[i].holders):
+        if form is None or not any(present.isdisjoint(each) for each in sent[i].containers):
             continue
         if form.tokens - sent[i].tokens <= room:
             room -= form.tokens - sent[i].tokens
             restored[i] = form
-            holding.add(i)
+            present.add(i)
     return restored
 
 
@@ -247,11 +247,11 @@ def _make_forms(
         if rank and each is owns[rank - 1]:
             whole.append(whole[-1])
             continue
-        text, holders = known.remove_repeated(each.text, count) if known is not None else (each.text, ())
-        bare = _CutText(text, "", each.references) if holders else each
+        text, containers = known.remove_repeated(each.text, count) if known is not None else (each.text, ())
+        bare = _CutText(text, "", each.references) if containers else each
         form = make(bare, bare.text)
-        if holders and form.edits:
-            form = replace(form, holders=holders, with_blocks=make(each, each.text))
+        if containers and form.edits:
+            form = replace(form, containers=containers, with_blocks=make(each, each.text))
         whole.append(form)
     longest = _LONGEST_SHARE * WHOLE_SHARE * request.budget.usable
     if whole[_BARE].tokens > longest:

@@ -511,15 +511,15 @@ class NewerLines:
 
     def remove_repeated(self, text: str, count: Callable[[str], int]) -> tuple[str, tuple[frozenset[int], ...]]:
         """Return a text without long passages, of whole lines, that a turn contains, and the steps of those that do."""
-        kept, holders, left_out = list[str](), list[frozenset[int]](), ""
+        kept, containers, left_out = list[str](), list[frozenset[int]](), ""
         for run, places in self._list_runs(text):
             if places and len(block := run.rstrip()) >= _LEAST_REPEATED and count(block) >= _LEAST_REPEATED:
                 left_out += run
-                holders.append(frozenset(self._lines[place][1] for place in places))
+                containers.append(frozenset(self._lines[place][1] for place in places))
             else:
                 kept += [_note_left_out(left_out), run]
                 left_out = ""
-        return "".join((*kept, _note_left_out(left_out))), tuple(holders)
+        return "".join((*kept, _note_left_out(left_out))), tuple(containers)
 
     def _list_runs(self, text: str) -> Iterator[tuple[str, list[int]]]:
         """Yield runs of lines, and the places of their last lines where the run stands in a turn; else none."""

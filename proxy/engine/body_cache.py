@@ -38,7 +38,7 @@ _WORTH_REMEMBERING = 4 * 1024
 _HEAD_SHARE = 0.75
 
 
-class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
+class Copied(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The client's body that another was made from. Its items from `start` on are in the other, from index `at` on."""
 
     items: Sequence[ByteRange]
@@ -49,7 +49,7 @@ class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
 class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A cached body: its split, the link of each item, the digest of each large member, and its messages.
 
-    There are fewer links than items if the last ones did not fit under the record cap. `source` is set only for a body
+    There are fewer links than items if the last ones did not fit under the record cap. `copied` is set only for a body
     that was made from a client's.
     """
 
@@ -57,7 +57,7 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     links: Sequence[bytes]
     digests: Mapping[str, bytes]
     chain: Chain
-    source: BodySource | None = None
+    copied: Copied | None = None
 
     @property
     def weight(self) -> int:
@@ -155,7 +155,7 @@ def split_known(
     return split_body(content, items_key, most_items=len(content)) if is_ours else split_body(content, items_key)
 
 
-class Holding(msgspec.Struct, frozen=True, gc=False):
+class KeptPart(msgspec.Struct, frozen=True, gc=False):
     """The part that the log keeps of a body larger than the record cap.
 
     The log already has the first items, whose links are `links`. It gets the items up to `stop`, as many as fit under
@@ -181,9 +181,9 @@ def weigh_item(size: int, cap: int) -> int:
     return size if size <= cap else int(cap * _HEAD_SHARE)
 
 
-def hold(
+def find_kept(
     split: SplitBody, cap: int, links: Sequence[bytes], known: CachedBody | None = None, lent: range = range(0)
-) -> Holding:
+) -> KeptPart:
     """Compute how much of a body is kept if the log already has these links and the members of the `known` body."""
     stop, count = len(links), len(split.items)
     room = cap - _weigh_new_members(split, known)
@@ -194,7 +194,7 @@ def hold(
         if room < 0:
             break
         at, stop = span.end, stop + 1
-    return Holding(cap, links, stop, lent)
+    return KeptPart(cap, links, stop, lent)
 
 
 def list_links(known: CachedBody | None, shared: int) -> Sequence[bytes]:
@@ -218,29 +218,29 @@ def build_manifest(
     known: CachedBody | None,
     shared: int,
     *,
-    source: BodySource | None = None,
-    holding: Holding | None = None,
+    copied: Copied | None = None,
+    kept_part: KeptPart | None = None,
 ) -> tuple[Manifest, CachedBody | None]:
     """Build the manifest of a split body, without what the `known` one has. Return it, and the body to cache.
 
-    A `holding` limits what is kept of the body. Without one all of it is kept.
+    A `kept_part` limits what is kept of the body. Without one all of it is kept.
     """
-    if holding is not None and _weigh_new_members(split, known) > holding.cap:
-        return make_capped_manifest(split.content, holding.cap), None
+    if kept_part is not None and _weigh_new_members(split, known) > kept_part.cap:
+        return make_capped_manifest(split.content, kept_part.cap), None
     if not split.items:
         return _keep_members(split, (), known)[0], None
-    before = list_links(known, shared) if holding is None else holding.links
-    stop, cap = (len(split.items), len(split.content)) if holding is None else (holding.stop, holding.cap)
+    before = list_links(known, shared) if kept_part is None else kept_part.links
+    stop, cap = (len(split.items), len(split.content)) if kept_part is None else (kept_part.stop, kept_part.cap)
     start, root = len(before), compute_root_link(tenant)
     slices = tuple(chain_slices(before[-1] if start else root, _elements(split, start, stop, cap)))
     fresh = [s.link for s in slices]
     links = extend_shared(before, start, fresh) if start else fresh
-    if holding is not None and holding.lent:
+    if kept_part is not None and kept_part.lent:
         slices = tuple(
-            [replace(each, content=None) if i in holding.lent else each for i, each in enumerate(slices, start)]
+            [replace(each, content=None) if i in kept_part.lent else each for i, each in enumerate(slices, start)]
         )
-    manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, holding)
-    return manifest, CachedBody(split, links, digests, chain, source)
+    manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, kept_part)
+    return manifest, CachedBody(split, links, digests, chain, copied)
 
 
 def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[bytes, bytes]]:
@@ -267,7 +267,7 @@ def _keep_members(
     slices: tuple[Slice, ...],
     known: CachedBody | None,
     link: bytes = b"",
-    holding: Holding | None = None,
+    kept_part: KeptPart | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Build the manifest: literals, a blob per large member, the chain in place of the items.
 
@@ -278,7 +278,7 @@ def _keep_members(
     digests: dict[str, bytes] = {}
     blobs: list[Blob] = []
     first = split.gap_before(0) if split.items else -1
-    unkept = holding.list_unkept(split.items) if holding is not None else ()
+    unkept = kept_part.list_unkept(split.items) if kept_part is not None else ()
     end = split.items[-1].end if len(split.items) - 1 in unkept else len(content)
     for name, span in split.members.items():
         if span.start <= first < span.end:

@@ -53,7 +53,7 @@ _REFUSED_FORM = frozenset({400, 413, 422})
 
 
 class ExchangeService:
-    """Carries client calls. A TaskRunner holds every call until its record is complete.
+    """Carries client calls. A TaskRunner keeps every call until its record is complete.
 
     `mark` is None unless calls are traced.
     """
@@ -112,7 +112,7 @@ class ExchangeService:
         process belongs to the session that this names; one that was made elsewhere is recorded, and answered with the
         response that came there: nothing is sent.
         """
-        with self._hold(client):
+        with self._keep_running(client):
             await self._carry(incoming, self._formats[wire], client, program)
 
     async def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> None:
@@ -120,19 +120,19 @@ class ExchangeService:
 
         What is counted is what would be sent for such a request now. It opens no epoch and is no part of its session.
         """
-        with self._hold(client):
+        with self._keep_running(client):
             await self._carry_count(incoming, self._formats[wire], client)
 
     async def carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         """Carry a request whose body, if any, streams through unread. See also `carry`."""
-        with self._hold(client):
+        with self._keep_running(client):
             await self._carry_stream(incoming, body, client)
 
     @contextmanager
-    def _hold(self, client: Client) -> Iterator[None]:
+    def _keep_running(self, client: Client) -> Iterator[None]:
         """Register the current task until the call has ended. Report errors to the client."""
         task = _get_task()
-        self.tasks.held.add(task)
+        self.tasks.running.add(task)
         try:
             yield
         except ProxyError as error:
@@ -142,7 +142,7 @@ class ExchangeService:
             raise
         finally:
             client.abort()
-            self.tasks.held.discard(task)
+            self.tasks.running.discard(task)
             self._sessions.pop(task, None)
 
     def is_looping(self, session: str) -> bool:
@@ -356,7 +356,7 @@ class ExchangeService:
     ) -> Send:
         """Return a function that sends a body with the method, target and headers of the client's request.
 
-        A response that may be held back must be readable, and so must one that `is_edited`: such requests ask for no
+        A response that may be withheld must be readable, and so must one that `is_edited`: such requests ask for no
         content-encoding. A body of ours may need a header that the client does not send, and has no content-encoding.
         """
         is_read = exchange.is_guarded or exchange.rounds is not None or is_edited

@@ -140,7 +140,7 @@ class RoundSource(Protocol):
         """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
         ...
 
-    def hold(self, piece: bytes) -> None:
+    def withhold(self, piece: bytes) -> None:
         """Take the end of a round. What the client gets for it goes out with the next round, or with `finish`."""
         ...
 
@@ -224,7 +224,7 @@ class OpenExchange:
     # Returns the rounds of the answer to a body that is sent under an epoch, or None if it has not our tool.
     make_rounds: Callable[[bytes, Epoch | None], RoundSource | None] | None = None
     plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
-    is_guarded: bool = False  # hold the next response back until its content begins, even if its status says success
+    is_guarded: bool = False  # withhold the next response until its content begins, even if its status says success
     arrived: float = 0.0  # when the whole request was there; 0 if its body streams through
     overhead: float | None = None  # seconds from then until it was sent
     opening: Opening | None = None

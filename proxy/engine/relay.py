@@ -14,8 +14,8 @@ from proxy.engine.open_exchange import OpenExchange, Retry, RetrySource, RoundSo
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer, is_event_stream, is_too_short
 from proxy.engine.response_stream import (
-    ResponseHold,
     StreamRelay,
+    WithheldResponse,
     is_encoded,
     is_open_stream,
     may_refuse,
@@ -241,10 +241,10 @@ class Relay:
                 await exchange.retries.accept()
             if exchange.make_retries is not None and may_refuse(exchange, response):
                 exchange.retries = exchange.retries or exchange.make_retries()
-                hold = ResponseHold(exchange, exchange.retries, response, self.clock)
-                if (retry := await self._find_retry(exchange, response, hold, exchange.retries)) is not None:
+                withheld = WithheldResponse(exchange, exchange.retries, response, self.clock)
+                if (retry := await self._find_retry(exchange, response, withheld, exchange.retries)) is not None:
                     return retry
-                begun = hold.held
+                begun = withheld.begun
             rounds = exchange.rounds
             if rounds is not None and not (response.status in SUCCESS and rounds.take_head(response.headers, begun)):
                 exchange.next_number, exchange.rounds = rounds.next_number, None
@@ -298,16 +298,16 @@ class Relay:
         return task.result()
 
     async def _end_round(
-        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, held: bytes
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, withheld: bytes
     ) -> tuple[Retry | None, bool]:
-        """End a round whose last event has come, from `held` on, or whose body has ended.
+        """End a round whose last event has come, from `withheld` on, or whose body has ended.
 
         Return the next round, or None after the last one, and whether nothing more of this one is passed on.
         """
         completeness: Completeness = "aborted"
         try:
-            if held:
-                rounds.hold(await read_final_event(response, exchange.buffer, held, rounds.decode))
+            if withheld:
+                rounds.withhold(await read_final_event(response, exchange.buffer, withheld, rounds.decode))
             completeness, ended_at = "complete", self.clock.monotonic()
             exchange.is_final = not rounds.end_round()
             if exchange.is_left and not exchange.is_final:
@@ -340,7 +340,7 @@ class Relay:
         stream = StreamRelay(exchange, response.headers, self.clock)
         if begun:
             stream.pass_on(begun)
-        while not stream.held and not response.is_ended:
+        while not stream.withheld and not response.is_ended:
             await exchange.client.drain()
             if response.is_received:
                 stream.pass_on(await self._read(exchange, response))
@@ -348,7 +348,7 @@ class Relay:
                 await response.pump(stream.take)
         if rounds.fault:
             raise UpstreamUnreachable(rounds.fault)
-        return stream.held
+        return stream.withheld
 
     async def _end_answer(
         self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, kept: bytes
@@ -433,15 +433,15 @@ class Relay:
         self,
         exchange: OpenExchange,
         response: UpstreamResponse,
-        hold: ResponseHold,
+        withheld: WithheldResponse,
         retries: RetrySource,
     ) -> Retry | None:
-        """Hold the response back while it may be a refusal. Return what to send instead, or None."""
+        """Withhold the response while it may be a refusal. Return what to send instead, or None."""
         completeness: Completeness = "aborted"
         try:
             if not response.is_received:
                 await self._wait_until_durable(exchange)
-            refusal = await hold.hold()
+            refusal = await withheld.find_refusal()
             if refusal is None:
                 return None
             completeness, ended_at = "complete", self.clock.monotonic()
@@ -468,16 +468,16 @@ class Relay:
             await self.durability.pass_on(commit)
 
     async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> Retry | None:
-        """Relay a response whose beginning `begun` was read and held back. Return the next round, if one follows."""
+        """Relay a response whose beginning `begun` was read and withheld. Return the next round, if one follows."""
         rounds = exchange.rounds
         completeness: Completeness = "aborted"
-        problem, kept, held = "", b"", b""
+        problem, kept, withheld = "", b"", b""
         try:
             try:
                 if rounds is None:
-                    held = await self._pass_on(exchange, response, begun)
+                    withheld = await self._pass_on(exchange, response, begun)
                 else:
-                    held = await self._pass_round(exchange, response, rounds, begun)
+                    withheld = await self._pass_round(exchange, response, rounds, begun)
             except UpstreamUnreachable as error:
                 completeness, problem, exchange.ended_at = "truncated", str(error), self.clock.monotonic()
             if rounds is None or completeness == "truncated":
@@ -491,9 +491,9 @@ class Relay:
             return None
         if rounds is None:
             head = response.status, forward_response(response.headers)
-            retry, is_last = None, await self._finish(exchange, response, head, held, kept=kept)
+            retry, is_last = None, await self._finish(exchange, response, head, withheld, kept=kept)
         else:
-            retry, is_last = await self._complete(exchange, self._end_round(exchange, response, rounds, held))
+            retry, is_last = await self._complete(exchange, self._end_round(exchange, response, rounds, withheld))
         if not (is_last or exchange.is_left):
             await self._pass_trailers(exchange, response)
         return retry
@@ -509,11 +509,11 @@ class Relay:
         stream = StreamRelay(exchange, response.headers, self.clock)
         if begun:
             stream.pass_on(begun)
-        while not stream.held and not response.is_received:
+        while not stream.withheld and not response.is_received:
             await exchange.client.drain()
             await response.pump(stream.take)
-        if stream.held:
-            return await read_final_event(response, exchange.buffer, stream.held)
+        if stream.withheld:
+            return await read_final_event(response, exchange.buffer, stream.withheld)
         return await self._read(exchange, response)
 
     async def _read(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:

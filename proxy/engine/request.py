@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from proxy.engine.body_cache import Holding
+from proxy.engine.body_cache import KeptPart
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model.epoch import ClearingTerms, Strategy, name_view
@@ -38,7 +38,7 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
     # What is sent for `body` as it stands: that in its content-encoding, or with references to what the provider
     # stores in place of it. Empty if that is `body`.
     passed: bytes = b""
-    unheld: str = ""  # what the log lacks of what it refers to, if that is not written out
+    unresolved: str = ""  # what the log lacks of what it refers to, if that is not written out
     strategy: Strategy = "epochs"
     step: Step | None = None  # its place in the session, if known
 
@@ -63,7 +63,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     chain: Chain
     most_output: int = 0  # the output limit that it asks for; 0 if none
     is_new: bool = False  # it is the first of its session, and continues no other
-    holding: Holding | None = None  # how much of its body the log has; None means all
+    kept_part: KeptPart | None = None  # how much of its body the log has; None means all
     until: float = 0.0  # the end of its waits for the log, on the monotonic clock
     is_certain: bool = True  # as in `lineage.resolver.Placement`
     # What it asks the provider to clear, if we do that in its place. `split` then lacks the member that says so.
@@ -119,16 +119,16 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
 
     def list_unkept(self) -> frozenset[int]:
         """Return the indexes of messages that the log does not have whole and nothing may replace."""
-        if self.holding is None:
+        if self.kept_part is None:
             return frozenset()
         first = self.chain.preamble.count
-        return frozenset(i - first for i in self.holding.list_unkept(self.split.items) if i >= first)
+        return frozenset(i - first for i in self.kept_part.list_unkept(self.split.items) if i >= first)
 
     def list_digests(self, start: int, stop: int) -> tuple[bytes, ...]:
         """Return the digests under which the log stores the messages from `start` up to `stop`."""
         first, content = self.chain.preamble.count, self.split.content
         raws = [content[span.start : span.end] for span in self.split.items[first + start : first + stop]]
-        return tuple([compute_digest(raw if self.holding is None else self.holding.cut(raw)) for raw in raws])
+        return tuple([compute_digest(raw if self.kept_part is None else self.kept_part.cut(raw)) for raw in raws])
 
     def list_leading(self) -> list[bytes]:
         """Return the raw messages of the preamble."""

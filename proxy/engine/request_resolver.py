@@ -13,10 +13,10 @@ from proxy.context.budget import has_token_bound
 from proxy.engine.body_cache import (
     BodyCache,
     CachedBody,
-    Holding,
+    KeptPart,
     Key,
     build_manifest,
-    hold,
+    find_kept,
     link_items,
     list_links,
     split_known,
@@ -281,7 +281,7 @@ class RequestResolver:
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
             is_held=held is not None,
         )
-        holding = await self._hold(caller.tenant, split, remembered, until)
+        kept_part = await self._find_kept(caller.tenant, split, remembered, until)
         is_placed = (session.family or self._policy.infer) and not options.is_alone
         place = await self._place(query) if is_placed else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
@@ -303,12 +303,12 @@ class RequestResolver:
             unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
             redirected=own.content if own is not split else b"",
             passed=found.passed,
-            unheld=found.unheld,
+            unresolved=found.unresolved,
         )
         if place is not None and split.items:
-            resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, holding=holding)
+            resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, kept_part=kept_part)
             resolved = _add_told(resolved, options, held)
-        return resolved, partial(self._build_body, key, split, chain, remembered, holding)
+        return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
     async def _follow(
         self, asked: ReferringRequest, key: Key, remembered: _Remembered, *, is_written: bool
@@ -338,7 +338,9 @@ class RequestResolver:
             await self._reader.read_now(exchange)
         return await self._lineage.place(query)
 
-    async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding | None:
+    async def _find_kept(
+        self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float
+    ) -> KeptPart | None:
         """Compute how much of a body above the cap goes to the log, None for one below it.
 
         Ask the log what it has if much is not cached.
@@ -347,23 +349,23 @@ class RequestResolver:
         if len(split.content) <= cap:
             return None
         links = list_links(known, remembered.shared)
-        holding = hold(split, cap, links, known)
-        if holding.stop < len(split.items):
+        kept_part = find_kept(split, cap, links, known)
+        if kept_part.stop < len(split.items):
             made = await asyncio.to_thread(link_items, tenant, split, cap, links)
             count = await self._lineage.count_links(made, until)
-            holding = hold(split, cap, made[:count], known) if count > len(links) else holding
-        return holding
+            kept_part = find_kept(split, cap, made[:count], known) if count > len(links) else kept_part
+        return kept_part
 
     def _build_body(
-        self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", holding: Holding | None
+        self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", kept_part: KeptPart | None
     ) -> Manifest:
         """Build the manifest of a body. It refers to a cached one only if nothing was lost since."""
         self.forget_lost()
         known, shared, losses = remembered
         if losses != self._histories.losses:
             known, shared = None, 0
-            holding = hold(split, holding.cap, ()) if holding is not None else None
-        body, history = build_manifest(key[0], split, chain, known, shared, holding=holding)
+            kept_part = find_kept(split, kept_part.cap, ()) if kept_part is not None else None
+        body, history = build_manifest(key[0], split, chain, known, shared, kept_part=kept_part)
         if history is not None:
             self._histories.remember(key, history, known)
         return body
@@ -477,7 +479,7 @@ def _make_managed(
     *,
     split: SplitBody,
     chain: Chain,
-    holding: Holding | None,
+    kept_part: KeptPart | None,
 ) -> ManagedRequest:
     clearing = read_clearing(form, split, route, request.mode)
     return ManagedRequest(
@@ -487,7 +489,7 @@ def _make_managed(
         chain=chain,
         most_output=query.most_output,
         is_new=place.is_new and place.source is None,
-        holding=holding,
+        kept_part=kept_part,
         until=query.until,
         is_certain=place.is_certain,
         clearing=clearing,

@@ -1,7 +1,7 @@
 """Reading a response as it arrives: passing it on up to its end, or holding it back while it may be a refusal.
 
-Bytes are held, never changed; only what we did in a provider's place is added for the client, behind the record.
-Comments at the beginning of a stream are not held. A client that waits long gets a comment of ours, with the head
+Bytes are withheld, never changed; only what we did in a provider's place is added for the client, behind the record.
+Comments at the beginning of a stream are not withheld. A client that waits long gets a comment of ours, with the head
 before it. A retry then continues in the same stream.
 """
 
@@ -24,7 +24,7 @@ from proxy.wire.streams import EVENT_END, MARKER_REACH, read_error_object
 _LINGER_SECONDS = 0.05
 _LAST_EVENT_SECONDS = 2.0
 # Well below the time after which clients give up on a silent server.
-HOLD_SECONDS = 5.0
+WITHHOLD_SECONDS = 5.0
 WAITING = b": waiting\n\n"
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
@@ -35,7 +35,7 @@ REFUSED = range(400, 600)  # servers and gateways refuse a request with 5xx, too
 
 
 class StreamRelay:
-    """Passes the pieces of a response on, and holds the bytes from the stream's end marker on in `held`.
+    """Passes the pieces of a response on, and withholds the bytes from the stream's end marker on in `withheld`.
 
     Where a model may recall, they pass through what stitches the rounds of its answer, without a content-encoding.
     """
@@ -49,10 +49,10 @@ class StreamRelay:
         is_readable = is_plain_stream(headers, begun) or (self._decode is not None and is_event_stream(headers))
         self._marker = exchange.format.end_marker if exchange.format is not None and is_readable else None
         self._carry = b"\n"  # a stream begins at the start of a line
-        self.held = b""
+        self.withheld = b""
 
     def take(self, piece: bytes) -> bool:
-        """Record a piece and pass it on. Return False once bytes are held, or if the client is slow."""
+        """Record a piece and pass it on. Return False once bytes are withheld, or if the client is slow."""
         self._exchange.keep_piece(piece, self._clock)
         return self.pass_on(piece)
 
@@ -71,7 +71,7 @@ class StreamRelay:
         cut = max(0, found.start() - known)  # the marker may begin in the previous piece
         if cut:
             self._write(piece[:cut])
-        self.held = piece[cut:]
+        self.withheld = piece[cut:]
         return False
 
 
@@ -86,7 +86,7 @@ def is_encoded(headers: Headers) -> bool:
 
 
 async def read_final_event(
-    response: UpstreamResponse, buffer: CappedBuffer, held: bytes, decode: Callable[[bytes], bytes] | None = None
+    response: UpstreamResponse, buffer: CappedBuffer, withheld: bytes, decode: Callable[[bytes], bytes] | None = None
 ) -> bytes:
     """Read the rest of the event that ends a stream, and wait a moment for the end of the body after it.
 
@@ -97,19 +97,19 @@ async def read_final_event(
     try:
         async with asyncio.timeout(_LAST_EVENT_SECONDS) as waiting:
             while not response.is_ended:
-                if not is_whole and EVENT_END.search(held):
+                if not is_whole and EVENT_END.search(withheld):
                     is_whole = True
                     waiting.reschedule(asyncio.get_running_loop().time() + _LINGER_SECONDS)
                 chunk = await response.read()
                 buffer.add(chunk)
-                held += chunk if decode is None else decode(chunk)
+                withheld += chunk if decode is None else decode(chunk)
     except (TimeoutError, UpstreamUnreachable):
         pass  # later bytes are passed on later, and the next read raises a broken connection again
-    return held
+    return withheld
 
 
 def may_refuse(exchange: OpenExchange, response: UpstreamResponse) -> bool:
-    """Return whether a response may refuse what was sent, and can be held back until that is known."""
+    """Return whether a response may refuse what was sent, and can be withheld until that is known."""
     if response.status not in SUCCESS:
         return response.status in REFUSED
     if exchange.rounds is not None and exchange.rounds.is_continued:
@@ -122,8 +122,8 @@ def is_open_stream(headers: Headers, beginning: bytes = b"") -> bool:
     return is_plain_stream(headers, beginning) and not find_header(headers, b"content-length")
 
 
-class ResponseHold:
-    """Holds the beginning of one response while it may be a refusal."""
+class WithheldResponse:
+    """Withholds the beginning of one response while it may be a refusal."""
 
     def __init__(self, exchange: OpenExchange, retries: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
         self._exchange = exchange
@@ -134,67 +134,67 @@ class ResponseHold:
         self._pieces = bytearray(exchange.beginning)
 
     @property
-    def held(self) -> bytes:
+    def begun(self) -> bytes:
         """The bytes that were read and not passed on."""
         return bytes(self._pieces)
 
-    async def hold(self) -> Refusal | None:
+    async def find_refusal(self) -> Refusal | None:
         """Wait until it is known whether this may be a refusal. Return it, or None if it goes to the client."""
         is_open = is_open_stream(self._response.headers, self._exchange.beginning)
         is_stream = self._response.status in SUCCESS and is_open
         try:
-            is_suspect = await (self._hold_events() if is_stream else self._hold_whole())
+            is_suspect = await (self._withhold_events() if is_stream else self._withhold_whole())
         except UpstreamUnreachable:
             return None  # the next read raises it again, after the bytes that came
         if not is_suspect or len(self._pieces) > REFUSAL_BYTES:
             return None
         status, headers = self._response.status, self._response.headers
-        return Refusal(status, headers, self.held)
+        return Refusal(status, headers, self.begun)
 
-    async def _hold_whole(self) -> bool:
-        """Hold a body that can be read only as a whole. Return True if all of it has arrived."""
+    async def _withhold_whole(self) -> bool:
+        """Withhold a body that can be read only as a whole. Return True if all of it has arrived."""
         response = self._response
         try:
-            async with asyncio.timeout(HOLD_SECONDS):
+            async with asyncio.timeout(WITHHOLD_SECONDS):
                 while not response.is_ended and len(self._pieces) <= REFUSAL_BYTES:
                     self._keep(await response.read())
         except TimeoutError:
             pass  # a slow response is passed on as it arrives
         return response.is_ended
 
-    async def _hold_events(self) -> bool:
-        """Hold a stream until its first content. Return True if it is a refusal, or ended without content."""
+    async def _withhold_events(self) -> bool:
+        """Withhold a stream until its first content. Return True if it is a refusal, or ended without content."""
         response = self._response
         if self._pieces:
             self._look(len(self._pieces))
         while self._start == "undecided" and not response.is_received:
             try:
-                async with asyncio.timeout(HOLD_SECONDS):
+                async with asyncio.timeout(WITHHOLD_SECONDS):
                     await response.pump(self._take)
             except TimeoutError:
                 self._send(WAITING)
         if self._start == "undecided":
             self._take(await response.read())
         if self._start == "refused":
-            self._pieces[:] = await read_final_event(response, self._exchange.buffer, self.held)
+            self._pieces[:] = await read_final_event(response, self._exchange.buffer, self.begun)
         return self._start != "content"
 
     def _take(self, piece: bytes) -> bool:
-        """Hold a piece of a stream. Return False once it is known how the stream begins."""
+        """Withhold a piece of a stream. Return False once it is known how the stream begins."""
         self._keep(piece)
-        held = self._pieces
-        if not self._response.is_received and (comments := _COMMENTS.match(held)):
-            self._send(bytes(held[: comments.end()]))
-            del held[: comments.end()]
+        withheld = self._pieces
+        if not self._response.is_received and (comments := _COMMENTS.match(withheld)):
+            self._send(bytes(withheld[: comments.end()]))
+            del withheld[: comments.end()]
         return self._look(len(piece))
 
     def _look(self, size: int) -> bool:
         """Find out how the stream begins, whose last `size` bytes are new. Return as `_take` does."""
-        held = self._pieces
-        if len(held) > REFUSAL_BYTES:
+        withheld = self._pieces
+        if len(withheld) > REFUSAL_BYTES:
             self._start = "content"
-        elif EVENT_END.search(held, max(0, len(held) - size - 3)):
-            self._start = self._retries.read_start(bytes(held))
+        elif EVENT_END.search(withheld, max(0, len(withheld) - size - 3)):
+            self._start = self._retries.read_start(bytes(withheld))
         return self._start == "undecided"
 
     def _keep(self, piece: bytes) -> None:
@@ -319,7 +319,7 @@ class EditingClient(PassingClient):
         super().__init__(client)
         self._edit = edit
         self._sign = sign
-        self._held = bytearray()
+        self._withheld = bytearray()
         self._head: tuple[int, Headers] | None = None  # not sent before the body, whose length it has
         self._headers: Headers | None = None  # those of a head that was sent, before the body
         self._is_stream = self._is_started = False
@@ -340,37 +340,37 @@ class EditingClient(PassingClient):
             self._is_stream, self._headers = is_plain_stream(self._headers, content), None
         if self._head is None and not self._is_stream:
             return self._client.write(content, is_last=is_last)
-        known = len(self._held)
-        self._held += content
+        known = len(self._withheld)
+        self._withheld += content
         if self._head is not None:
-            return True if not is_last and len(self._held) <= _MOST_EDITED else self._release(is_last=is_last)
-        ends = [found.end() for found in EVENT_END.finditer(self._held, max(0, known - 3))]
-        end = len(self._held) if is_last or len(self._held) > _MOST_EDITED else ends[-1] if ends else 0
-        ready = bytes(self._held[:end])
-        del self._held[:end]
+            return True if not is_last and len(self._withheld) <= _MOST_EDITED else self._release(is_last=is_last)
+        ends = [found.end() for found in EVENT_END.finditer(self._withheld, max(0, known - 3))]
+        end = len(self._withheld) if is_last or len(self._withheld) > _MOST_EDITED else ends[-1] if ends else 0
+        ready = bytes(self._withheld[:end])
+        del self._withheld[:end]
         return self._client.write(self._edit_events(ready), is_last=is_last) if ready or is_last else True
 
     def abort(self) -> None:
         """Break the response off after all bytes that came."""
-        if self._head is not None and self._held:
-            self._start_held(None)
-        if self._held:
-            self._client.write(bytes(self._held))
-            self._held.clear()
+        if self._head is not None and self._withheld:
+            self._start_withheld(None)
+        if self._withheld:
+            self._client.write(bytes(self._withheld))
+            self._withheld.clear()
         self._client.abort()
 
     def _release(self, *, is_last: bool) -> bool:
         """Send a whole body, edited. One that is too long is sent as it is, and so is the rest of it."""
-        content = bytes(self._held)
-        self._held.clear()
+        content = bytes(self._withheld)
+        self._withheld.clear()
         if is_last:
             content = self._edit(content)
-        self._start_held(len(content) if is_last else None)
+        self._start_withheld(len(content) if is_last else None)
         return self._client.write(content, is_last=is_last)
 
-    def _start_held(self, length: int | None) -> None:
-        """Send the head that was held, with a new length if one is given."""
-        assert self._head is not None, "it is held"
+    def _start_withheld(self, length: int | None) -> None:
+        """Send the head that was withheld, with a new length if one is given."""
+        assert self._head is not None, "it is withheld"
         (status, headers), self._head = self._head, None
         self._client.start(status, headers if length is None else set_length(headers, length))
 

@@ -29,44 +29,44 @@ _descriptor_log = logging.getLogger("palimpsest.descriptors")
 class TaskRunner:
     """Owns tasks: starts them, keeps them alive, reports what they raise, ends them.
 
-    `held` are the running tasks. A call that already runs in a task adds that task, which saves one task per call.
+    `running` are the running tasks. A call that already runs in a task adds that task, which saves one task per call.
     """
 
     def __init__(self) -> None:
-        self.held: set[asyncio.Task[Any]] = set()
+        self.running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.running)
 
     def __contains__(self, task: object) -> bool:
-        return task in self.held
+        return task in self.running
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Start a task and hold it until it is done."""
+        """Start a task and keep it until it is done."""
         task = asyncio.get_running_loop().create_task(work)
-        self.held.add(task)
+        self.running.add(task)
         task.add_done_callback(self._let_go)
         return task
 
     def cancel(self) -> None:
         """Cancel every task."""
-        for task in tuple(self.held):
+        for task in tuple(self.running):
             task.cancel()
 
     async def finish(self, seconds: float) -> bool:
         """Wait for all tasks, then cancel the rest and wait for those. Return True if none had to be cancelled."""
         await asyncio.sleep(0)  # a task that was cancelled before its first step could not clean up
         deadline = asyncio.get_running_loop().time() + seconds
-        while self.held and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(tuple(self.held), timeout=left_s)  # also waits for tasks that these start meanwhile
-        left = tuple(self.held)
+        while self.running and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(tuple(self.running), timeout=left_s)  # also waits for tasks that these start meanwhile
+        left = tuple(self.running)
         self.cancel()
         if left:
             await asyncio.wait(left, timeout=5.0)
         return not left
 
     def _let_go(self, task: "asyncio.Task[None]") -> None:
-        self.held.discard(task)
+        self.running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(
                 "a background task failed inside the proxy; calls go on. Please report this line", exc_info=error
@@ -162,12 +162,12 @@ class Descriptors:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._most = limit - min(_RESERVE, limit // _RESERVE_FRACTION)
-        self._holders: list[Callable[[], int]] = []
+        self._releasers: list[Callable[[], int]] = []
         self.shortages = 0
 
-    def add_holder(self, let_go: Callable[[], int]) -> None:
+    def add_releaser(self, let_go: Callable[[], int]) -> None:
         """Register a function to call when descriptors are scarce. It returns how many connections it closed."""
-        self._holders.append(let_go)
+        self._releasers.append(let_go)
 
     def is_scarce(self, newest: int) -> bool:
         """Return whether only the reserve is left, now that descriptor `newest` was opened."""
@@ -176,7 +176,7 @@ class Descriptors:
     def relieve(self) -> int:
         """Close idle connections. Return how many there were."""
         self.shortages += 1
-        count = sum([let_go() for let_go in self._holders])
+        count = sum([let_go() for let_go in self._releasers])
         _descriptor_log.warning(
             "nearly all of the %d file descriptors are taken; raise the limit (ulimit -n, LimitNOFILE): %s",
             self._limit,

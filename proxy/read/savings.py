@@ -384,7 +384,7 @@ class _Session:
     """A session that is compared: what it cost, and the tokens of the client's own requests."""
 
     began_ms: int
-    is_held: bool
+    is_holdout: bool
     cost: Cost = field(default_factory=Cost)
     tokens: int = 0
     is_long: bool = False
@@ -426,15 +426,15 @@ async def _read_session(log: LogReader, name: str, total: SavedTotal, inputs: Sa
 
 async def _compare_arms(log: LogReader, totals: dict[str, SavedTotal], inputs: SavingsInputs) -> dict[str, Any]:
     """Return what a report says of sessions that were managed and others that were only observed."""
-    is_held = any(total.held for total in totals.values())
-    read = [await _read_session(log, name, total, inputs) for name, total in totals.items() if is_held]
+    is_holdout = any(total.held for total in totals.values())
+    read = [await _read_session(log, name, total, inputs) for name, total in totals.items() if is_holdout]
     sessions = [session for session in read if session is not None]
-    since = min((session.began_ms for session in sessions if session.is_held), default=None)
+    since = min((session.began_ms for session in sessions if session.is_holdout), default=None)
     recent = [each for each in sessions if since is not None and each.began_ms >= since]
-    unmixed = [each for each in recent if not (each.is_held and each.is_cut)]
+    unmixed = [each for each in recent if not (each.is_holdout and each.is_cut)]
     long = [each for each in unmixed if each.is_long]
     unit: Unit = "money" if long and all(each.cost.money for each in long) else "tokens"
-    managed, held = ([each for each in long if each.is_held == is_held] for is_held in (False, True))
+    managed, held = ([each for each in long if each.is_holdout == is_holdout] for is_holdout in (False, True))
     found = compare(*([each.compute_price(unit) for each in arm] for arm in (managed, held)))
     is_enough = min(len(managed), len(held)) >= MIN_SESSIONS
     reason = _NO_HOLDOUT if since is None else _NO_COST if is_enough else _TOO_FEW

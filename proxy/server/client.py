@@ -41,14 +41,14 @@ class BodyBudget:
     """
 
     def __init__(self, most: int) -> None:
-        self.held = 0
+        self.used = 0
         self._most = most
-        self._held_large = 0
+        self._used_large = 0
         self._small_part = int(most * _SMALL_FRACTION)
         self._waiting: dict[bool, deque[tuple[Share, int, asyncio.Future[bool]]]] = {False: deque(), True: deque()}
 
     def resize(self, share: "Share", size: int) -> bool:
-        """Set the bytes that a share holds. Return False if there is no room, or others of its kind already wait."""
+        """Set the bytes that a share has. Return False if there is no room, or others of its kind already wait."""
         if self._waiting[size > SMALL_BYTES] or not self._has_room(share, size):
             return False
         self._set(share, size)
@@ -62,11 +62,11 @@ class BodyBudget:
         return granted
 
     def release(self, share: "Share") -> None:
-        """Release the bytes that a share holds, and admit waiters for which there is room now."""
+        """Release the bytes that a share has, and admit waiters for which there is room now."""
         if share.size:
-            self.held -= share.size
+            self.used -= share.size
             if share.size > SMALL_BYTES:
-                self._held_large -= share.size
+                self._used_large -= share.size
             share.size = 0
             if self._waiting[False] or self._waiting[True]:
                 self._grant()
@@ -83,20 +83,20 @@ class BodyBudget:
                     granted.set_result(True)
 
     def _has_room(self, share: "Share", size: int) -> bool:
-        others = self.held - share.size
-        others_large = self._held_large - (share.size if share.size > SMALL_BYTES else 0)
+        others = self.used - share.size
+        others_large = self._used_large - (share.size if share.size > SMALL_BYTES else 0)
         if size <= SMALL_BYTES:
             return others + size <= self._most or others == others_large
         return not others_large or max(others, others_large + self._small_part) + size <= self._most
 
     def _set(self, share: "Share", size: int) -> None:
-        self.held += size - share.size
-        self._held_large += (size if size > SMALL_BYTES else 0) - (share.size if share.size > SMALL_BYTES else 0)
+        self.used += size - share.size
+        self._used_large += (size if size > SMALL_BYTES else 0) - (share.size if share.size > SMALL_BYTES else 0)
         share.size = size
 
 
 class Share:
-    """The bytes of the budget that one request holds."""
+    """The bytes of the budget that one request has."""
 
     size = 0
 

@@ -11,8 +11,8 @@ class StorePolicy:
     """How the log is stored.
 
     A commit costs about as much as writing four records, and the two threads evict each other's code and data from the
-    processor's cache: a client that never pauses took mostly 5 to 10 % less CPU per call with a `journal_hold_ms` of 50
-    or 60 than with 10. Readers in other processes lag by that time.
+    processor's cache: a client that never pauses took mostly 5 to 10 % less CPU per call with a `journal_batch_ms` of
+    50 or 60 than with 10. Readers in other processes lag by that time.
     """
 
     path: Path
@@ -20,8 +20,8 @@ class StorePolicy:
     spool_bytes: int = 64 * 1024 * 1024  # of records in memory while writes fail; must exceed the largest record
     max_bytes: int = 0  # of log.db, without its write-ahead log and journal (4 MiB); 0: no cap
     busy_ms: int = 200  # how long one attempt waits for another process's lock
-    hold_ms: int = 500  # how long a record that is not urgent may wait for one that is
-    journal_hold_ms: int = 50  # how long any record in the journal waits for a common commit, until that is half full
+    batch_ms: int = 500  # how long a record that is not urgent may wait for one that is
+    journal_batch_ms: int = 50  # how long any record in the journal waits for a common commit, until that is half full
     lock_ms: int = 3000  # how long a start waits for another writer, which may be a command that reads after a kill
     look_ms: int = 1000  # how often a writer with pending records checks that the log has not been replaced
     close_ms: int = 5000  # how long closing may take

@@ -157,7 +157,7 @@ class _Replay:
         own = asyncio.current_task()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_IDLE_SECONDS):
-                while waiting := [task for task in self._engine.tasks.held if task is not own]:
+                while waiting := [task for task in self._engine.tasks.running if task is not own]:
                     await asyncio.wait(waiting)
 
     async def _estimate(self) -> SessionEstimate:

@@ -134,7 +134,7 @@ class DirectClient:
         self._now = now
         self._descriptors = descriptors
         if descriptors is not None:
-            descriptors.add_holder(self.close)
+            descriptors.add_releaser(self.close)
         self._tls: ssl.SSLContext | None = None
         self._key = make_key_header(policy)
         self._hop_id = hop_id.encode()

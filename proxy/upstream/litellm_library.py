@@ -216,8 +216,8 @@ def _mend_thinking(event: bytes) -> bytes:
 
 async def close_stream(stream: Any) -> None:
     """Close a stream of litellm, and so the connection under it."""
-    for holder in (stream, getattr(stream, "litellm_custom_stream_wrapper", None), getattr(stream, "response", None)):
-        close = getattr(holder, "aclose", None)
+    for each in (stream, getattr(stream, "litellm_custom_stream_wrapper", None), getattr(stream, "response", None)):
+        close = getattr(each, "aclose", None)
         if close is not None:
             await close()
             return

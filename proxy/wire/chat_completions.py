@@ -384,9 +384,9 @@ class _Choice:
                     self._calls = _StreamedCalls()
                 self._calls.take(read_objects(delta.pop("tool_calls")))
             for key, value in delta.items():
-                held = self._message.get(key)
-                if type(held) is GrowingText and type(value) is str:  # as `merge` does, for speed: nearly always so
-                    held.fragments.append(value)
+                known = self._message.get(key)
+                if type(known) is GrowingText and type(value) is str:  # as `merge` does, for speed: nearly always so
+                    known.fragments.append(value)
                 else:
                     merge(self._message, {key: value})
         elif isinstance(message, dict):
@@ -432,12 +432,12 @@ class _StreamedCalls:
 
 def _extend_name(call: Mapping[str, object], fragment: Mapping[str, object]) -> None:
     """Add a fragment's piece of the name to a call whose arguments have not begun."""
-    held, added = call.get("function"), fragment.get("function")
-    if not (isinstance(held, dict) and isinstance(added, dict)):
+    known, added = call.get("function"), fragment.get("function")
+    if not (isinstance(known, dict) and isinstance(added, dict)):
         return
-    arguments, piece = held.get("arguments"), read_text(added.get("name"))
+    arguments, piece = known.get("arguments"), read_text(added.get("name"))
     if piece and not (any(arguments.fragments) if isinstance(arguments, GrowingText) else arguments):
-        held["name"] = join_name(read_text(held.get("name")), piece)
+        known["name"] = join_name(read_text(known.get("name")), piece)
 
 
 def join_name(name: str, piece: str) -> str:

@@ -178,7 +178,7 @@ def redact_answer(content: bytes, headers: Headers, status: int, secrets: Sequen
     if encoding.strip().lower() in ("", "identity"):
         return _overwrite(content, spellings)
     try:
-        is_found = _holds(decode_pieces(content, encoding), spellings)
+        is_found = _contains(decode_pieces(content, encoding), spellings)
         whole = decode_content(content, encoding, cap)
     except _Endless:
         return b""
@@ -204,7 +204,7 @@ def _list_spellings(secrets: Iterable[bytes], *, is_error: bool) -> list[bytes]:
     return long + escaped
 
 
-def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
+def _contains(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
     """Return whether one of the spellings is in the pieces, or across two of them. Reads all pieces."""
     reach, is_found, size, tail = max(map(len, spellings)) - 1, False, 0, b""
     for piece in pieces:

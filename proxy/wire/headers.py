@@ -93,11 +93,11 @@ _name_of, _value_of = itemgetter(0), itemgetter(1)
 class _HeaderChoice(dict[bytes, bool]):
     """A filter of headers by name. Every call has the same names, so the verdict on each is cached."""
 
-    def __init__(self, holds: Callable[[bytes], bool]) -> None:
-        self._holds = holds
+    def __init__(self, matches: Callable[[bytes], bool]) -> None:
+        self._matches = matches
 
     def __missing__(self, name: bytes) -> bool:
-        verdict = self._holds(name)
+        verdict = self._matches(name)
         if len(self) < _MOST_VERDICTS:
             self[name] = verdict
         return verdict

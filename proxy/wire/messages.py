@@ -194,7 +194,7 @@ _KINDS: Mapping[str, MediaKind] = {
     "input_audio": "audio",
     "audio": "audio",
 }
-_HOLDERS = ("source", "image_url", "file", "input_audio")
+_CONTAINERS = ("source", "image_url", "file", "input_audio")
 _CONTENTS = ("data", "url", "image_url", "file_data", "file_url", "result")
 _ADDRESSES = ("http:", "https:", "file-")
 _HEAD = 256 * 1024  # of base64; a JPEG's size stands behind its thumbnail
@@ -211,13 +211,13 @@ def read_medium(part: Mapping[str, object]) -> Medium | None:
     kind = _KINDS.get(read_text(part.get("type")))
     if kind is None:
         return None
-    holders = [part, *(held for name in _HOLDERS if isinstance(held := part.get(name), dict))]
-    if any(holder.get("type") in ("text", "content") for holder in holders[1:]):
+    containers = [part, *(inner for name in _CONTAINERS if isinstance(inner := part.get(name), dict))]
+    if any(container.get("type") in ("text", "content") for container in containers[1:]):
         return None
-    given = next((text for each in holders for name in _CONTENTS if (text := read_text(each.get(name)))), "")
-    is_low = any(holder.get("detail") == "low" for holder in holders)
+    given = next((text for each in containers for name in _CONTENTS if (text := read_text(each.get(name)))), "")
+    is_low = any(container.get("detail") == "low" for container in containers)
     if given.startswith(_ADDRESSES) or not given:
-        id = next((text for each in holders if (text := read_text(each.get("file_id")))), "")
+        id = next((text for each in containers if (text := read_text(each.get("file_id")))), "")
         return Medium(kind, is_low=is_low, reference=given or id)
     return _describe(kind, given, is_low=is_low)
 

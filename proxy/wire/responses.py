@@ -420,14 +420,14 @@ class _ResponsesStream:
             self._take_item(sent, is_new=act == "added")
         elif subject in _PART_EVENTS:
             part = sent.get("part")
-            holder = self._find_holder(sent, _PART_EVENTS[subject])
+            container = self._find_container(sent, _PART_EVENTS[subject])
             if isinstance(part, dict):
-                set_members(holder, part)
+                set_members(container, part)
         elif subject in _SLOTS:
             slot = _SLOTS[subject]
-            _take_text(self._find_holder(sent, slot), slot.key, act, sent)
+            _take_text(self._find_container(sent, slot), slot.key, act, sent)
         elif kind == _ANNOTATION:
-            _take_annotation(self._find_holder(sent, _SLOTS["response.output_text"]), sent.get("annotation"))
+            _take_annotation(self._find_container(sent, _SLOTS["response.output_text"]), sent.get("annotation"))
 
     def _take_item(self, sent: Mapping[str, object], *, is_new: bool) -> None:
         value = sent.get("item")
@@ -440,7 +440,7 @@ class _ResponsesStream:
         else:
             item.replace(value)
 
-    def _find_holder(self, sent: Mapping[str, object], slot: _Slot) -> dict[str, object]:
+    def _find_container(self, sent: Mapping[str, object], slot: _Slot) -> dict[str, object]:
         item_id = read_text(sent.get("item_id"))
         place = self._locate(sent, item_id)
         item = self._items.get(place)
@@ -487,18 +487,18 @@ class _Item:
         return {**finish_object(self.value), **parts}
 
 
-def _take_text(holder: dict[str, object], key: str, act: str, sent: Mapping[str, object]) -> None:
+def _take_text(container: dict[str, object], key: str, act: str, sent: Mapping[str, object]) -> None:
     fields = {"logprobs": sent["logprobs"]} if "logprobs" in sent else {}
     if act == "delta":
-        merge(holder, {key: sent.get("delta"), **fields})
+        merge(container, {key: sent.get("delta"), **fields})
     elif act == "done":
-        set_members(holder, {key: sent.get(key), **fields})
+        set_members(container, {key: sent.get(key), **fields})
 
 
-def _take_annotation(holder: dict[str, object], annotation: object) -> None:
+def _take_annotation(container: dict[str, object], annotation: object) -> None:
     # Not merged: the `index` of a citation is a position in the text, and several may share it.
-    annotations = holder.get("annotations")
+    annotations = container.get("annotations")
     if isinstance(annotations, list):
         annotations.append(annotation)
     else:
-        holder["annotations"] = [annotation]
+        container["annotations"] = [annotation]

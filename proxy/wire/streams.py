@@ -136,11 +136,11 @@ class GrowingList:
             self.items.append({"type": "text", "text": text})
 
     def _find(self, index: int, kind: object) -> dict[str, object]:
-        held = self._placed.get(index)
-        if held is not None:
-            held_kind = held.get("type")
-            if held_kind == kind or not (isinstance(held_kind, str) and isinstance(kind, str)):
-                return held
+        known = self._placed.get(index)
+        if known is not None:
+            known_kind = known.get("type")
+            if known_kind == kind or not (isinstance(known_kind, str) and isinstance(kind, str)):
+                return known
         begun = self._placed[index] = {}
         self.items.append(begun)
         return begun
@@ -175,23 +175,23 @@ class IndexedSlots(Generic[T]):
         return [thing for _, thing in sorted(self._all, key=itemgetter(0))]
 
 
-def set_members(held: dict[str, object], fields: Mapping[str, object]) -> None:
+def set_members(known: dict[str, object], fields: Mapping[str, object]) -> None:
     """Set members to their latest values. A null or empty value does not replace one that is set."""
     for key, value in fields.items():
-        if value or key not in held or isinstance(value, int | float):
-            held[key] = value
+        if value or key not in known or isinstance(value, int | float):
+            known[key] = value
 
 
-def merge(held: dict[str, object], fragment: Mapping[str, object]) -> None:
+def merge(known: dict[str, object], fragment: Mapping[str, object]) -> None:
     """Merge a fragment into an object: append to strings and lists, merge objects, replace anything else."""
     for key, value in fragment.items():
-        was = held.get(key)
+        was = known.get(key)
         if was is None:
-            held[key] = _begin(value)
+            known[key] = _begin(value)
         elif type(was) is GrowingText and type(value) is str:  # before the rest, for speed: nearly always so
             was.fragments.append(value)
         elif value is not None and not (was and key in _FIXED):
-            held[key] = value if key in _FIXED else _continue(was, value)
+            known[key] = value if key in _FIXED else _continue(was, value)
 
 
 def finish(value: object) -> object:
@@ -208,9 +208,9 @@ def finish(value: object) -> object:
     return value
 
 
-def finish_object(held: Mapping[str, object]) -> dict[str, object]:
+def finish_object(known: Mapping[str, object]) -> dict[str, object]:
     """Return an object with the fragments of all its members joined."""
-    return {key: finish(value) for key, value in held.items()}
+    return {key: finish(value) for key, value in known.items()}
 
 
 def _begin(value: object) -> object:
@@ -301,8 +301,8 @@ def read_error_object(body: bytes) -> dict[str, object]:
     value = read_object(text)
     error = value.get("error") if value is not None else None
     said = (read_error(value) or read_error(value, is_error=True) if value is not None else text.strip()) or _UNSAID
-    held = error if isinstance(error, dict) else {}
-    return {"type": "server_error", "message": said, **{name: each for name, each in held.items() if each is not None}}
+    told = error if isinstance(error, dict) else {}
+    return {"type": "server_error", "message": said, **{name: each for name, each in told.items() if each is not None}}
 
 
 def read_typed_error(kind: str, sent: Mapping[str, object]) -> str:

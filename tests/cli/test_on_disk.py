@@ -91,7 +91,7 @@ async def test_after_a_crash_what_is_only_in_the_journal_is_read(
 
     (tmp_path / "data").mkdir()
     archive = open_sqlite(
-        replace(load_settings(None, {"data": tmp_path / "data"}).store_policy(), journal_hold_ms=60_000),
+        replace(load_settings(None, {"data": tmp_path / "data"}).store_policy(), journal_batch_ms=60_000),
         asyncio.get_running_loop(),
     )
     archive.append(OPENING, Round("e1", 0, "openai", None))

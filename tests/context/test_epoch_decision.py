@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.epoch_decision import (
-    HELD,
     IN_LOOP,
     INEFFECTIVE,
     LATE,
@@ -18,6 +17,7 @@ from proxy.context.epoch_decision import (
     NOTHING_TO_GAIN,
     OUT_OF_REACH,
     REFUSED,
+    REVERTED,
     SENT_BEFORE,
     SIDE,
     UNREAD,
@@ -119,8 +119,8 @@ def test_an_account_is_restored_from_its_epochs() -> None:
     found = restore_account([make_epoch(8000), make_epoch(12_000)], 7.0, BUDGET)
     assert found == CacheCostAccount(base=12_000, owed=7.0, sent=12_000)
     held = restore_account([make_epoch(8000), make_epoch(25_000, "revert")], 0.0, BUDGET)
-    assert held == CacheCostAccount(base=25_000, is_held=True, sent=25_000)
-    assert not restore_account([make_epoch(25_000, "revert"), make_epoch(8000, "hard")], 0.0, BUDGET).is_held
+    assert held == CacheCostAccount(base=25_000, is_reverted=True, sent=25_000)
+    assert not restore_account([make_epoch(25_000, "revert"), make_epoch(8000, "hard")], 0.0, BUDGET).is_reverted
 
 
 def test_an_epoch_that_only_takes_reasoning_changes_no_account() -> None:
@@ -286,9 +286,9 @@ def test_a_prefix_that_the_client_broke_makes_it_free() -> None:
 
 
 def test_a_revert_holds_until_the_high_mark() -> None:
-    held = replace(RICH, is_held=True)
+    held = replace(RICH, is_reverted=True)
     for facts in (see(HIGH - 1), replace(see(20_000, SHORT_LIVED), idle=1e6), replace(see(20_000), kept=0)):
-        assert decide(held, facts).reason == HELD
+        assert decide(held, facts).reason == REVERTED
     assert decide(held, see(HIGH)).why == "hard"
 
 
@@ -335,8 +335,8 @@ def test_never_one_below_the_soft_mark(
     ("change", "below", "above"),
     [
         ({"unread": UNREAD}, UNREAD, ""),
-        ({"unread": LATE, "may_be_held_out": True}, LATE, LATE),
-        ({"may_be_held_out": True}, "", ""),
+        ({"unread": LATE, "may_be_holdout": True}, LATE, LATE),
+        ({"may_be_holdout": True}, "", ""),
         ({"is_repeat": True}, SENT_BEFORE, SENT_BEFORE),
         ({"is_retry": True}, SENT_BEFORE, ""),
         ({"is_refused": True}, REFUSED, REFUSED),
@@ -381,7 +381,7 @@ def test_where_none_opens_none_opens_for_less(
     planned: int | None,
 ) -> None:
     """Of an account in which nothing was in vain: what is decided of the most that may be sent holds for less."""
-    account = replace(account, ineffective=0, base=account.base % HIGH, is_held=False)
+    account = replace(account, ineffective=0, base=account.base % HIGH, is_reverted=False)
     most = replace(see(max(sizes)), protected=protected, idle=idle, kept=kept, planned=planned)
     if most.budget.is_ceiling_unreachable(protected) or decide(account, most).why is not None:
         return
@@ -432,7 +432,7 @@ TOO_LONG = RequestFacts(1_000, BUDGET, TARIFF, is_overflowed=True)
         ({"is_retry": True, "is_repeat": True}, "overflow", ""),  # the same history was too long before
         ({"is_unshortened": True, "unshortened": 1_000}, "overflow", ""),
         ({"unread": UNREAD}, "overflow", ""),
-        ({"unread": UNREAD, "may_be_held_out": True}, None, UNREAD),
+        ({"unread": UNREAD, "may_be_holdout": True}, None, UNREAD),
         ({"is_refused": True}, None, REFUSED),
         ({"tokens": 20_000, "is_side": True}, None, SIDE),
     ],

@@ -214,7 +214,7 @@ def test_a_block_comes_back_where_no_turn_that_has_it_is_sent_whole() -> None:
         "b",
     )
     first, second = spell(view(messages, 10_000))[0][0], spell(view(messages, 10_000))[2][0]
-    assert first.holders == (frozenset({2}),) and first.with_blocks == UserMessageForm(0, see(messages[0]).tokens)
+    assert first.containers == (frozenset({2}),) and first.with_blocks == UserMessageForm(0, see(messages[0]).tokens)
     assert list_levels(messages, settle(messages, 5000))[1] == 0 and settle(messages, 5000).shown[0] == first
     tight = settle(messages, 1500)
     assert tight.shown[0] == first.with_blocks and tight.shown[1].edits != second.edits

@@ -18,7 +18,7 @@ def test_the_last_few_are_kept_in_reserve(limit: int, first: int) -> None:
 def test_all_who_hold_some_let_go(idle: tuple[int, int], said: str, caplog: pytest.LogCaptureFixture) -> None:
     descriptors = Descriptors(128)
     for count in idle:
-        descriptors.add_holder(lambda count=count: count)  # type: ignore[misc]
+        descriptors.add_releaser(lambda count=count: count)  # type: ignore[misc]
     with caplog.at_level(logging.WARNING):
         assert descriptors.relieve() == sum(idle)
     (record,) = caplog.records

@@ -1,4 +1,4 @@
-"""Holding answers back: what a client sees meanwhile, and that what is held is neither lost nor changed."""
+"""KeptPart answers back: what a client sees meanwhile, and that what is held is neither lost nor changed."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ WAITING = b": waiting\n\n"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients get a sign of life after a moment."""
-    monkeypatch.setattr(response_stream, "HOLD_SECONDS", 0.01)
+    monkeypatch.setattr(response_stream, "WITHHOLD_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("cut", [30, -1])

@@ -24,7 +24,7 @@ def pass_on(*pieces: bytes, form: ChatCompletions | None = None) -> tuple[bytes,
     for piece in pieces:
         stream.take(piece)
     assert exchange.buffer.content == b"".join(pieces)
-    return bytes(client.body), stream.held
+    return bytes(client.body), stream.withheld
 
 
 async def test_a_marker_longer_than_what_is_carried_over_begins_in_the_piece_that_shows_it() -> None:

@@ -47,7 +47,7 @@ def test_who_finds_room(held: tuple[int, ...], size: int, *, has_room: bool) -> 
     assert budget.resize(Share(), size) == has_room
     for share in shares:
         budget.release(share)
-    assert budget.held == size * has_room
+    assert budget.used == size * has_room
 
 
 def test_a_share_grows_from_small_to_large_and_gives_all_of_it_back() -> None:
@@ -55,14 +55,14 @@ def test_a_share_grows_from_small_to_large_and_gives_all_of_it_back() -> None:
     (share, other) = hold(budget, 10, 10)
     assert budget.resize(share, SMALL_BYTES + 1)
     assert budget.resize(share, 6 * MIB)
-    assert budget.held == 6 * MIB + 10
+    assert budget.used == 6 * MIB + 10
     assert not budget.resize(other, SMALL_BYTES + 1)
     assert other.size == 10
     budget.release(share)
     budget.release(share)
     assert budget.resize(other, SMALL_BYTES + 1)
     budget.release(other)
-    assert budget.held == 0
+    assert budget.used == 0
 
 
 async def test_large_ones_wait_in_their_order_and_small_ones_do_not_wait_for_them() -> None:
@@ -79,7 +79,7 @@ async def test_large_ones_wait_in_their_order_and_small_ones_do_not_wait_for_the
     assert [one.done() for one in waiting] == [True, False]
     budget.release(largest)
     assert waiting[1].result()
-    assert (large.size, budget.held) == (2 * MIB, 2 * MIB)
+    assert (large.size, budget.used) == (2 * MIB, 2 * MIB)
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

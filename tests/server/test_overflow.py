@@ -131,7 +131,7 @@ async def test_a_client_that_leaves_takes_the_upstream_with_it(when: str) -> Non
 
 
 async def test_a_client_that_waits_is_told_so_and_gets_the_answer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_stream, "HOLD_SECONDS", 0.01)
+    monkeypatch.setattr(response_stream, "WITHHOLD_SECONDS", 0.01)
     role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n'
     waiting = chunk(b": waiting\n\n")
     async with calling(ScriptedRescuer(is_guarded=True)) as (served, _, client, wire):

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
-from proxy.context.epoch_decision import HELD_OUT
+from proxy.context.epoch_decision import HOLDOUT
 from proxy.context.pricing import estimate_own
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
@@ -79,7 +79,7 @@ def _work_out(row: ExchangeRow, each: RoundRow | None, numbers: dict[str, int], 
         total_ms=each.timings.total_ms if each and each.timings else None,
         overhead_ms=each.timings.overhead_ms if each and each.timings else None,
     )
-    return Worked(figures, is_end, known.reason == HELD_OUT)
+    return Worked(figures, is_end, known.reason == HOLDOUT)
 
 
 class DerivedFigures:
@@ -300,4 +300,4 @@ def _work_out_bill(bill: Bill) -> Worked:
         total_ms=None,
         overhead_ms=None,
     )
-    return Worked(figures, False, bill.reason == HELD_OUT)
+    return Worked(figures, False, bill.reason == HOLDOUT)

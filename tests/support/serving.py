@@ -214,7 +214,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     config.load()
     state = ServerState()
-    descriptors.add_holder(lambda: close_idle(state.connections))
+    descriptors.add_releaser(lambda: close_idle(state.connections))
     make = functools.partial(Http11Protocol, plan.server, descriptors, config=config, server_state=state, _loop=loop)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)

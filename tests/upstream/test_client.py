@@ -364,7 +364,7 @@ async def test_where_no_descriptor_is_free_others_let_go_of_theirs_for_a_connect
     descriptors = Descriptors(1024)
     client = DirectClient(UpstreamPolicy("u", base_url=upstream.url), tasks.spawn, descriptors=descriptors)
     with exhausted() as relieve:
-        descriptors.add_holder(relieve)
+        descriptors.add_releaser(relieve)
         assert await ask(client) == b"ok"
     assert descriptors.shortages == 1
     assert client.close() == 1

@@ -188,10 +188,10 @@ class RunningCall(LocalClient):
 
     def _read(self, form: Format, content: bytes, *, is_last: bool) -> None:
         """Read each complete event once. The end of the stream completes the last one."""
-        held = self._buffered + content
-        end = len(held) if is_last else max((match.end() for match in EVENT_END.finditer(held)), default=0)
-        self._buffered = held[end:]
-        report, self.is_whole = read_piece(form, read_events(held[:end]))
+        buffered = self._buffered + content
+        end = len(buffered) if is_last else max((match.end() for match in EVENT_END.finditer(buffered)), default=0)
+        self._buffered = buffered[end:]
+        report, self.is_whole = read_piece(form, read_events(buffered[:end]))
         self._characters += len(report.said)
         self._beginning = (self._beginning + report.said)[:_BEGINNING_CHARACTERS]
         most = self.asked.most_characters * (_THINKING_FACTOR if begins_with_thoughts(self._beginning) else 1)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from proxy.context.budget import Budget, is_below_soft_mark
 from proxy.context.epoch_decision import (
-    HELD_OUT,
+    HOLDOUT,
     LATE,
     MUST_STAY,
     NO_ROOM,
@@ -185,7 +185,7 @@ class ContextController:
             outgoing = self._pass_blank(request)
         else:
             outgoing = self._pass_known(request)
-        if outgoing is not None:
+        if outgoing is not None and outgoing.state is None:
             self._observer.note_managed(request)
         return outgoing
 
@@ -246,6 +246,7 @@ class ContextController:
         if kept is None:
             return None
         self.states.models.ask_window(request, budget)
+        self._observer.note_managed(request)  # a call is known before what is sent for it
         return self._charge(state, kept, decision)
 
     async def _find_exemption(self, request: ManagedRequest) -> str:
@@ -254,10 +255,10 @@ class ContextController:
             return f"{request.mode} was asked for"
         if request.step is None:
             return _UNPROVEN
-        return _find_mark(request) or (HELD_OUT if await self._is_held_out(request) else "")
+        return _find_mark(request) or (HOLDOUT if await self._is_holdout(request) else "")
 
     def _exempt(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
-        return self._hold_out(request) if reason == HELD_OUT else self._stand_aside(request, reason)
+        return self._observe_holdout(request) if reason == HOLDOUT else self._stand_aside(request, reason)
 
     def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
         """Return the client's own request after an error of the proxy."""
@@ -273,7 +274,7 @@ class ContextController:
         plan = Plan(request.exchange, 0, request.view, "original", reason=problem)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
-    async def _is_held_out(self, request: ManagedRequest) -> bool:
+    async def _is_holdout(self, request: ManagedRequest) -> bool:
         """Return whether the session is held out. One that is known to have an epoch stays managed."""
         if not self.states.holdout.has(request.session.id):
             return False
@@ -281,7 +282,7 @@ class ContextController:
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
         return context.is_known and not context.epochs
 
-    def _hold_out(self, request: ManagedRequest) -> OutgoingRequest:
+    def _observe_holdout(self, request: ManagedRequest) -> OutgoingRequest:
         """Return the unchanged request of a held-out session, with a plan.
 
         The provider's usage reports its tokens; the plan records the budget to compare them with.
@@ -290,8 +291,8 @@ class ContextController:
         if not self.states.is_below(request, budget) and (exemption := self._find_sign(request)):
             return self._stand_aside(request, exemption)
         usable = self.states.find_ratio(request).apply(budget.usable)
-        plan = Plan(request.exchange, 0, request.view, "original", reason=HELD_OUT, usable=usable)
-        labels = () if self.states.is_below(request, budget) else _label_observed(HELD_OUT)
+        plan = Plan(request.exchange, 0, request.view, "original", reason=HOLDOUT, usable=usable)
+        labels = () if self.states.is_below(request, budget) else _label_observed(HOLDOUT)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=labels)
 
     async def _manage(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
@@ -411,7 +412,7 @@ def _choose(state: RequestState, outgoing: OutgoingRequest) -> None:
 
 def _label_observed(reason: str) -> Headers:
     """Label a request that could be managed but is not."""
-    shown = reason if reason == HELD_OUT else f"stood-down:{reason}"
+    shown = reason if reason == HOLDOUT else f"stood-down:{reason}"
     return ((b"x-palimpsest-mode", f"observe; {shown}".encode("ascii", "replace")),)
 
 
@@ -462,7 +463,7 @@ def _find_mark(request: ManagedRequest) -> str:
 
 def _explain(request: ManagedRequest, reason: str) -> str:
     """Return why a request is managed already, and why what it refers to is not written out."""
-    return f"{reason}: {request.unheld}" if reason and request.unheld else reason
+    return f"{reason}: {request.unresolved}" if reason and request.unresolved else reason
 
 
 def _is_risky(budget: Budget, request: ManagedRequest) -> bool:

@@ -143,22 +143,22 @@ class EpochAdmin:
         ]
 
     async def _plan_reversion(self, session: str, reverted: Epoch, context: SessionContext) -> Reversion:
-        holding = context.find_newest(reverted.id) or reverted
+        current = context.find_newest(reverted.id) or reverted
         target = context.get_epoch(reverted.parent)
         if target is None and reverted.parent:
             raise NotFound("what stood before this epoch is not at hand any more")
-        if holding.why == "revert" and _sends_same(holding, target):
+        if current.why == "revert" and _sends_same(current, target):
             raise Conflict("this epoch is reverted already")
         row = await self._archive.find_session(session)
         newest, (model, _) = await self._find_newest_round(session, reverted.view), read_view(reverted.view)
-        now, then = (_measure(context, newest, epoch, holding) for epoch in (holding, target))
+        now, then = (_measure(context, newest, epoch, current) for epoch in (current, target))
         tariff = self._states.find_tariff_of(row.upstream, model)
         quote = quote_revert(now, then, self._states.models.budget(LimitKey(row.upstream, model)), tariff)
         epoch = Epoch(
             id=self._ids.next_exchange(),
             session=session,
             view=reverted.view,
-            parent=holding.id,
+            parent=current.id,
             through=compute_chain_root(row.upstream) if target is None else target.through,
             depth=0 if target is None else target.depth,
             why="revert",
@@ -206,11 +206,11 @@ class EpochAdmin:
             raise StoreUnavailable("the log does not take it now; nothing was changed, try again")
 
 
-def _measure(context: SessionContext, newest: tuple[Plan, int] | None, epoch: Epoch | None, holding: Epoch) -> int:
+def _measure(context: SessionContext, newest: tuple[Plan, int] | None, epoch: Epoch | None, current: Epoch) -> int:
     """Return the tokens of a request as long as the newest one under an epoch, or as its client made it for None."""
     if newest is None:
         cut = context.sum_cut(epoch.id) if epoch is not None else 0
-        return max(0, holding.tokens_after + context.sum_cut(holding.id) - cut)
+        return max(0, current.tokens_after + context.sum_cut(current.id) - cut)
     plan, sent = newest
     if epoch is None:
         return plan.tokens_client or sent
@@ -225,8 +225,8 @@ def _find_place(history: MessageList, place: int | None) -> int:
     return found
 
 
-def _sends_same(holding: Epoch, target: Epoch | None) -> bool:
+def _sends_same(current: Epoch, target: Epoch | None) -> bool:
     """Return whether two epochs send the same. None stands for the unchanged request."""
     if target is None:
-        return not holding.depth
-    return (holding.through, holding.rendered) == (target.through, target.rendered)
+        return not current.depth
+    return (current.through, current.rendered) == (target.through, target.rendered)

@@ -107,7 +107,7 @@ class DraftedPlan(Value):
         """The tokens, without the preamble, that it leaves of the request that it is meant for. It must be ready."""
         return self.drafting.result().plan.tokens + self.inputs.growth
 
-    def holds(self, inputs: PlanInputs, structures: Sequence[MessageStructure]) -> bool:
+    def applies(self, inputs: PlanInputs, structures: Sequence[MessageStructure]) -> bool:
         """Return whether a plan with these inputs, for a request of these messages, would keep no more of them."""
         return self.is_like(inputs) and self.tail <= find_tail(structures)
 

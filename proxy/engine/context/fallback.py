@@ -440,7 +440,7 @@ def _find_unpaid(state: RequestState, inputs: PlanInputs) -> RenderedPlan | None
 async def _find_drafted(histories: HistoryCache, state: RequestState, inputs: PlanInputs) -> "_EarlierPlan | None":
     """Return the plan that is kept if it holds for a request, makes it shorter, and leaves it below its ceiling."""
     drafted = state.find_drafted()
-    if drafted is None or not drafted.holds(inputs, state.history.structures):
+    if drafted is None or not drafted.applies(inputs, state.history.structures):
         return None
     draft = drafted.drafting.result()
     frozen = await histories.count_messages(state.request, draft.rendered)

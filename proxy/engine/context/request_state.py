@@ -58,7 +58,7 @@ class RequestState(Value):
     ratio: TokenRatio
     protected: int  # tokens that no epoch may replace, according to the last plan
     now: float  # monotonic seconds
-    may_be_held_out: bool = False  # the session is only observed if the log has no epoch of it
+    may_be_holdout: bool = False  # the session is only observed if the log has no epoch of it
     is_refused: bool = False  # the upstream refused the epoch within the last day
     is_overflowed: bool = False  # the last response of the view shows that its request was too long
     tool: bytes = b""  # the raw tool to recall with that a new epoch offers; empty if none
@@ -142,7 +142,7 @@ class RequestState(Value):
             is_in_loop=bool(bound) and self.history.structures[-1].role != "user",
             needs_thinking=bool(bound) and FORMATS[request.wire].needs_thinking(request.split),
             unread=unread,
-            may_be_held_out=self.may_be_held_out,
+            may_be_holdout=self.may_be_holdout,
             is_repeat=context.was_sent(self.view, request),
             is_retry=request.step is not None and request.step.relation == "retry",
             is_refused=self.is_refused,
@@ -435,7 +435,7 @@ class StateReader:
             ratio=self.find_ratio(request),
             protected=_find_protected(request, context, history, budget, account.account),
             now=self.clock.monotonic(),
-            may_be_held_out=self.holdout.has(request.session.id),
+            may_be_holdout=self.holdout.has(request.session.id),
             is_refused=epoch is not None
             and epoch.why == "refused"
             and self.clock.now_ms() - epoch.opened_ms < REFUSED_MS,

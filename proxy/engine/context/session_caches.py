@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_manifest, hold, list_links, split_known
+from proxy.engine.body_cache import BodyCache, CachedBody, Copied, build_manifest, find_kept, list_links, split_known
 from proxy.engine.context.epoch_planner import FeatureCache
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.session_context import SessionContexts
@@ -36,21 +36,21 @@ class SentBodies:
         """
         key = (request.session.tenant, request.wire, f"{request.session.id}\0{request.view}")
         newest = self._bodies.find_newest(key) if depth else None
-        source: BodySource | None
+        copied: Copied | None
         grown = _grow(request, content, depth, newest) if newest is not None else None
         if grown is not None:
-            known, (split, shared, source) = newest, grown
+            known, (split, shared, copied) = newest, grown
         else:
             known, shared = self._bodies.find(key, content)
             found = split_known(content, request.items_key, known, shared)
             if found is None:
                 return self.keep_apart(content)
-            split, source = found, _find_source(request, found, depth) if depth else None
-        holding = None
+            split, copied = found, _find_copied(request, found, depth) if depth else None
+        kept_part = None
         if len(content) > self._cap:
-            holding = hold(split, self._cap, list_links(known, shared), known, _find_lent(request, split))
+            kept_part = find_kept(split, self._cap, list_links(known, shared), known, _find_lent(request, split))
         tenant, chain = request.session.tenant, request.chain
-        manifest, cached = build_manifest(tenant, split, chain, known, shared, source=source, holding=holding)
+        manifest, cached = build_manifest(tenant, split, chain, known, shared, copied=copied, kept_part=kept_part)
         if cached is not None:
             self._bodies.remember(key, cached, known)
         return manifest
@@ -66,35 +66,35 @@ class SentBodies:
 
 def _grow(
     request: ManagedRequest, content: bytes, depth: int, known: CachedBody
-) -> tuple[SplitBody, int, BodySource] | None:
-    """Split a body that continues the known one. Return the split, the number of shared items, and its source.
+) -> tuple[SplitBody, int, Copied] | None:
+    """Split a body that continues the known one. Return the split, the number of shared items, and what is copied.
 
     Return None if the body does not continue the known one. What the client's requests share was compared when they
     arrived: their byte ranges are then in one shared sequence.
     """
-    source, client, start = known.source, request.split, request.chain.preamble.count + depth
-    if source is None or source.start != start:
+    copied, client, start = known.copied, request.split, request.chain.preamble.count + depth
+    if copied is None or copied.start != start:
         return None
-    shared = count_common(source.items, client.items)
+    shared = count_common(copied.items, client.items)
     if shared < start:
         return None
     moved, end = len(content) - len(client.content), client.items[start - 1].end
-    front = known.split.items[source.at - 1].end
+    front = known.split.items[copied.at - 1].end
     if front != end + moved or not content.startswith(known.split.content[:front]):
         return None
-    kept = source.at + shared - start
+    kept = copied.at + shared - start
     fresh = [ByteRange(span.start + moved, span.end + moved) for span in client.items[shared:]]
     members = {name: _move(span, end, moved) for name, span in client.members.items()}
     split = SplitBody(content, members, extend_shared(known.split.items, kept, fresh))
-    return split, kept, BodySource(client.items, start, source.at)
+    return split, kept, Copied(client.items, start, copied.at)
 
 
-def _find_source(request: ManagedRequest, split: SplitBody, depth: int) -> BodySource | None:
-    """Return the client's body as the source of a rewritten one, or None if more than `depth` messages differ."""
+def _find_copied(request: ManagedRequest, split: SplitBody, depth: int) -> Copied | None:
+    """Return the client's body as what a rewritten one has of it, or None if more than `depth` messages differ."""
     client, start = request.split, request.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
     is_so = split.content.endswith(client.content[client.items[start - 1].end :])
-    return BodySource(client.items, start, at) if is_so else None
+    return Copied(client.items, start, at) if is_so else None
 
 
 def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
@@ -105,7 +105,7 @@ def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
         if split.content[own.start : own.end] != client[other.start : other.end]:
             break
         same += 1
-    unkept = len(theirs) - request.holding.stop if request.holding is not None else 0
+    unkept = len(theirs) - request.kept_part.stop if request.kept_part is not None else 0
     return range(len(ours) - same, len(ours) - unkept)
 
 

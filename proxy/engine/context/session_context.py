@@ -246,8 +246,8 @@ class SessionContext:
         A provider's own compaction is one only for the model that made it, and until its view went on without one.
         """
         compacting = "" if view in self.given_up else view
-        holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
-        return list_live_summaries([each for each in holding if not each.block or each.model == compacting])
+        covering = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
+        return list_live_summaries([each for each in covering if not each.block or each.model == compacting])
 
     def list_reports(self, nodes: Sequence[bytes], view: str) -> list[LiveSummary]:
         """Return the summaries of a chain that a plan may show."""
@@ -291,11 +291,11 @@ class SessionContext:
             return None
         nodes = request.nodes
         known = self.epochs
-        holding = [epoch for epoch in known if epoch.view == view and self._is_in_chain(epoch, nodes)]
-        if not holding:
-            holding = [each for each in known if each.view == view and self._covered.is_cleared(each, request)]
-        sent = next((epoch for epoch in holding if epoch.id == chosen), None)
-        return sent or self.reaches.choose(holding, known, request)
+        covering = [epoch for epoch in known if epoch.view == view and self._is_in_chain(epoch, nodes)]
+        if not covering:
+            covering = [each for each in known if each.view == view and self._covered.is_cleared(each, request)]
+        sent = next((epoch for epoch in covering if epoch.id == chosen), None)
+        return sent or self.reaches.choose(covering, known, request)
 
     def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
         """Remember the messages that an epoch replaces, to recognise them after the client has cleared outputs."""

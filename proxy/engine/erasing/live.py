@@ -18,7 +18,7 @@ class OtherProcess(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LiveSessions:
     """Settles sessions, and forgets them."""
 

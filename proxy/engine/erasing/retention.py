@@ -5,6 +5,7 @@ looks now and then, and works in small steps behind traffic. A session that was 
 erased, and neither is one with a call under way.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -33,7 +34,7 @@ class Retention:
     policy: StoreSettings
     erasing: SessionErasing
     clock: Clock
-    sleep: Callable[[float], Awaitable[object]]
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     async def run(self) -> None:
         """Go on with what was begun, then look now and then, until cancelled."""

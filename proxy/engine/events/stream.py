@@ -184,7 +184,7 @@ class EventStream:
             self._listeners[session] = left
         self._rest()
 
-    def hold(self) -> str:
+    def begin(self) -> str:
         """Collect events for a while, and return the id of the newest: a stream that begins there misses none."""
         if not self._is_closed:
             self._collect()

@@ -56,7 +56,7 @@ class ResolvedReferences(NamedTuple):
     """What a request refers to. `previous` is the response that it continues, and `root` that of its chain.
 
     `request` has the body with all that it refers to where the log holds that: then `passed` is what is sent for it as
-    it stands, and else `unheld` says what the log lacks. `own` is the body with another response to continue, if it
+    it stands, and else `unresolved` says what the log lacks. `own` is the body with another response to continue, if it
     has named a hidden one.
     """
 
@@ -65,7 +65,7 @@ class ResolvedReferences(NamedTuple):
     root: bytes
     own: SplitBody | None = None
     passed: bytes = b""
-    unheld: str = ""
+    unresolved: str = ""
 
 
 class _WrittenBody(NamedTuple):
@@ -127,15 +127,15 @@ class StoredHistories:
         previous, own = await self._redirect(asked), split
         if previous != parse_json_string(split.member(form.previous_key)):
             own = replace_member(split, form.previous_key, encode_text(previous))
-        unheld = ""
+        unresolved = ""
         if is_written and _refers(asked, previous):
             try:
                 return await self._write_out(asked, own, previous, root)
             except Unheld as error:
-                unheld = str(error)
+                unresolved = str(error)
         if previous:
             root = await self._lineage.find_response(session, previous, asked.until) or root
-        return ResolvedReferences(request, previous, root, own, request.encoded, unheld)
+        return ResolvedReferences(request, previous, root, own, request.encoded, unresolved)
 
     async def _redirect(self, asked: ReferringRequest) -> str:
         """Return the response that a request continues, the last one of an answer in place of a hidden one."""

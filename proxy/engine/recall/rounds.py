@@ -20,7 +20,7 @@ from proxy.engine.recall.scope import make_scope
 from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import is_event_stream, read_received
-from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_encoded
+from proxy.engine.response_stream import WAITING, WITHHOLD_SECONDS, is_encoded
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, HiddenRound, Plan, Recalled
 from proxy.model.events import CeilingExceededEvent
@@ -136,7 +136,7 @@ class AnswerRounds:
         # The last round in which the model recalled, and what was sent for it, while its results may be left out.
         self._asked: tuple[RoundEnd, bytes, int] | None = None
         self._written: list[bytes] = []
-        self._held: list[bytes] = []  # what the client gets, and has not got yet
+        self._withheld: list[bytes] = []  # what the client gets, and has not got yet
         self._beat: asyncio.TimerHandle | None = None
         self._is_silent = self._is_prepared = False
 
@@ -228,29 +228,29 @@ class AnswerRounds:
 
     def write(self, piece: bytes) -> bool:
         """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
-        self.hold(piece)
+        self.withhold(piece)
         return self._release() if self._is_stream else True  # a body is sent whole, behind a head with its length
 
-    def hold(self, piece: bytes) -> None:
+    def withhold(self, piece: bytes) -> None:
         """Take the end of a round. What the client gets for it goes out with the next round, or with `finish`."""
         assert self._stitcher is not None, "the head comes first"
-        self._held.append(self._stitcher.feed(piece))
+        self._withheld.append(self._stitcher.feed(piece))
         if not self._is_prepared and self._stitcher.has_call:
             self._is_prepared = True
             self._parts.prepare(self._request)
-        if self._stitcher.is_holding:
+        if self._stitcher.is_withholding:
             self._watch()
 
     def _release(self) -> bool:
-        """Pass on what was held. Return as `Client.write` does."""
-        if not (written := self._take_held()):
+        """Pass on what was withheld. Return as `Client.write` does."""
+        if not (written := self._take_withheld()):
             return True
         self._is_silent = False
         return self._client.write(written)
 
-    def _take_held(self) -> bytes:
-        written = b"".join(self._held)
-        self._held.clear()
+    def _take_withheld(self) -> bytes:
+        written = b"".join(self._withheld)
+        self._withheld.clear()
         self._written.append(written)
         return written
 
@@ -309,8 +309,8 @@ class AnswerRounds:
         """Return what is left of the answer: all of a body, or the end of a stream."""
         self.stop()
         if self._stitcher is not None:
-            self._held.append(self._stitcher.finish())
-        return self._take_held()
+            self._withheld.append(self._stitcher.finish())
+        return self._take_withheld()
 
     def break_off(self) -> bytes:
         """Return what the client gets of a response that broke off, beside what it has."""
@@ -438,14 +438,14 @@ class AnswerRounds:
     def _watch(self) -> None:
         """Send a comment whenever nothing was sent for a while, if the client reads a stream."""
         if self._beat is None and self._is_stream:
-            self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)
+            self._beat = asyncio.get_running_loop().call_later(WITHHOLD_SECONDS, self._send_comment)
 
     def _send_comment(self) -> None:
-        is_waiting = self._stitcher is not None and (self._stitcher.has_call or self._stitcher.is_holding)
+        is_waiting = self._stitcher is not None and (self._stitcher.has_call or self._stitcher.is_withholding)
         if self._is_silent and is_waiting:
             self._client.write(WAITING)
         self._is_silent = True
-        self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)
+        self._beat = asyncio.get_running_loop().call_later(WITHHOLD_SECONDS, self._send_comment)
 
 
 def build_rounds(

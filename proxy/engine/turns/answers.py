@@ -168,7 +168,7 @@ class PartReader:
         self._form = form
         self._step = step
         self._on_part = on_part
-        self._held = b""
+        self._unread = b""
         self._is_stream = self._is_begun = self._is_streamed = False
 
     async def take(self, piece: bytes, headers: Headers) -> None:
@@ -176,10 +176,10 @@ class PartReader:
         self._is_stream = self._is_stream or is_event_stream(headers, piece)
         if not self._is_stream:
             return
-        held = self._held + piece
-        end = max((found.end() for found in EVENT_END.finditer(held)), default=0)
-        self._held = held[end:]
-        answer = self._form.read_events(read_events(held[:end]))
+        unread = self._unread + piece
+        end = max((found.end() for found in EVENT_END.finditer(unread)), default=0)
+        self._unread = unread[end:]
+        answer = self._form.read_events(read_events(unread[:end]))
         for part in _list_said(self._form, msgspec.json.encode(answer.value)) if end else ():
             self._is_streamed = True
             await self._tell(part)

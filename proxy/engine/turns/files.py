@@ -148,7 +148,7 @@ class FileProse:
         return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or OWN_FORMAT.name]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class FileKeeper:
     """Decides how files are sent, and puts the large ones into the log."""
 
@@ -208,5 +208,4 @@ def build_files(
             trigger=trigger,
         )
         trigger.followers.append(prose.describe_outputs)
-    recorder, cap = conversations.recorder, conversations.cap
-    return FileKeeper(policy=policy, cap=cap, recorder=recorder, worker=worker, secret=secret, prose=prose)
+    return FileKeeper(policy, conversations.cap, conversations.recorder, worker, secret, prose)

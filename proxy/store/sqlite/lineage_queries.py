@@ -111,8 +111,8 @@ class _TenantSessions:
     def find_answered(self, nodes: Sequence[bytes]) -> list[int]:
         """Find the deepest node that is a recorded answer in any session. Return the sessions where it is one."""
         to_end, steps = iter(range(_STEPS_TO_END)), iter(range(_STEPS_TO_ANSWER))
-        held = nodes[: _count_known(nodes, lambda node: self._has_node(node, to_end))]
-        return _find_answered(held, lambda node: self._intersect(_share(steps, _PARTS), _NEXT_WITH_ANSWER, node))
+        known = nodes[: _count_known(nodes, lambda node: self._has_node(node, to_end))]
+        return _find_answered(known, lambda node: self._intersect(_share(steps, _PARTS), _NEXT_WITH_ANSWER, node))
 
     def find_bearing(self, names: Sequence[str]) -> list[int]:
         """Return the sessions that have a mark with one of these names."""
@@ -129,19 +129,19 @@ class _TenantSessions:
         return any(self._intersect(_share(steps, _PARTS), lookup, node, most=1) for lookup in lookups)
 
     def _intersect(
-        self, steps: Iterator[int], holding: str, *what: bytes | str, most: int = MOST_RECALLED
+        self, steps: Iterator[int], containing: str, *what: bytes | str, most: int = MOST_RECALLED
     ) -> list[int]:
-        """Return the tenant's sessions that the query `holding` finds, as far as the steps suffice."""
+        """Return the tenant's sessions that the query `containing` finds, as far as the steps suffice."""
         found: list[int] = []
         limit = _NEWEST
         for _ in steps:
-            holder = self._fetch(holding, *what, limit)
-            own = holder and self._fetch(_NEXT_OWN, self._tenant, holder)
-            if own and own == holder:
+            container = self._fetch(containing, *what, limit)
+            own = container and self._fetch(_NEXT_OWN, self._tenant, container)
+            if own and own == container:
                 found.append(own)
             if not own or len(found) == most:
                 break
-            limit = own - (own == holder)
+            limit = own - (own == container)
         return found
 
     def _fetch(self, query: str, *parameters: bytes | str | int) -> int:

@@ -56,7 +56,7 @@ class WriteQueue:
         self._policy = policy
         self._most_bytes = policy.spool_bytes
         self._journal = journal
-        self._held: list[QueuedWrite] = []
+        self._waiting: list[QueuedWrite] = []
         self._last: QueuedWrite | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_due_soon = False
@@ -88,14 +88,14 @@ class WriteQueue:
             place = journal.add(records)
             if place:
                 self._last = QueuedWrite(records, weight, None, place, True)
-                self._held.append(self._last)
+                self._waiting.append(self._last)
                 self._schedule(is_urgent)
                 return self._safe if self.pending <= _MOST_AHEAD else self._wait_for_relief()
         stored = self._make_future()
         self._unjournaled += 1
         self.exposed += len(records)
         self._last = QueuedWrite(records, weight, stored, journal.end if journal is not None else 0)
-        self._held.append(self._last)
+        self._waiting.append(self._last)
         # with a journal this is an entry that it has no room for: nothing is journaled until this is written
         self._schedule(is_urgent or journal is not None)
         return stored
@@ -105,7 +105,7 @@ class WriteQueue:
         for entry in entries:
             self.pending += len(entry.records) + entry.refused
             self.pending_bytes += entry.weight
-        self._held += entries
+        self._waiting += entries
         self._last = entries[-1]
         self._hand_over()
 
@@ -119,13 +119,13 @@ class WriteQueue:
         return kept, weight
 
     def flush(self) -> None:
-        """Stop waiting for urgent records. Journaled entries still wait `journal_hold_ms`."""
+        """Stop waiting for urgent records. Journaled entries still wait `journal_batch_ms`."""
         if self._unjournaled or self._journal is None or self._journal.is_filling:
             self._hand_over()
-        elif self._held and not self._is_due_soon:
+        elif self._waiting and not self._is_due_soon:
             if self._timer:
                 self._timer.cancel()
-            self._timer = self._loop.call_later(self._policy.journal_hold_ms / 1000, self._hand_over)
+            self._timer = self._loop.call_later(self._policy.journal_batch_ms / 1000, self._hand_over)
             self._is_due_soon = True
 
     def drain(self) -> "asyncio.Future[bool] | None":
@@ -189,20 +189,20 @@ class WriteQueue:
         return self._relief
 
     def _schedule(self, is_urgent: bool) -> None:
-        """Hand over urgent records soon. Hold others for `hold_ms`, so that they do not wake the thread alone."""
+        """Hand over urgent records soon. Batch others for `batch_ms`, so that they do not wake the thread alone."""
         if is_urgent or (self._journal is not None and self._journal.is_filling):
             self.flush()
         elif self._timer is None:
-            self._timer = self._loop.call_later(self._policy.hold_ms / 1000, self._hand_over)
+            self._timer = self._loop.call_later(self._policy.batch_ms / 1000, self._hand_over)
 
     def _hand_over(self) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
             self._is_due_soon = False
-        if self._held:
-            self._put(self._held)
-            self._held = []
+        if self._waiting:
+            self._put(self._waiting)
+            self._waiting = []
 
     def _make_future(self, *result: bool) -> "asyncio.Future[bool]":
         future: asyncio.Future[bool] = self._loop.create_future()

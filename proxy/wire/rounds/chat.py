@@ -171,7 +171,7 @@ def _spell_message(raw: bytes, tool: str) -> tuple[bytes, tuple[OwnCall, ...], i
         calls = []
         for place, each in enumerate(list_elements(value)):
             call, read = (
-                change_members(each, lambda inner, held: None if inner == "index" else held),
+                change_members(each, lambda inner, value: None if inner == "index" else value),
                 load_lenient(each),
             )
             if isinstance(read, dict) and _is_own(read, tool):
@@ -280,7 +280,7 @@ class _ChatStitcher(RoundStitcher):
 
     def _rewrite_now(self, event: EventBlock) -> bytes:
         if event.data.startswith(END):
-            return self._hold(event) if self._is_hiding else event.raw
+            return self._withhold(event) if self._is_hiding else event.raw
         chunk = event.value
         if chunk is None:
             return event.raw
@@ -290,16 +290,16 @@ class _ChatStitcher(RoundStitcher):
         kept = [self._place_calls(read_objects(_read_delta(choice).get("tool_calls"))) for choice in choices]
         has_own = any(None in each for each in kept)
         is_end = any(choice.get("finish_reason") for choice in choices) or (not choices and bool(chunk.get("usage")))
-        is_held = is_end and self._is_hiding
+        is_withheld = is_end and self._is_hiding
         is_moved = bool(self._own_places) and any(kept)  # calls of the client behind one of ours
-        if not (has_own or is_moved or is_held or self._round):
+        if not (has_own or is_moved or is_withheld or self._round):
             self._has_role = self._has_role or any(_read_delta(choice).get("role") for choice in choices)
             return event.raw
-        if is_held:
-            self._hold(EventBlock(event.replace_data(_empty_deltas(event.data))))
-        if (has_own or is_held) and not any(map(self._says_more, choices, kept)):
+        if is_withheld:
+            self._withhold(EventBlock(event.replace_data(_empty_deltas(event.data))))
+        if (has_own or is_withheld) and not any(map(self._says_more, choices, kept)):
             return b""
-        said = event.replace_data(self._edit(event.data, kept, without_end=is_held))
+        said = event.replace_data(self._edit(event.data, kept, without_end=is_withheld))
         self._has_role = self._has_role or any(_read_delta(choice).get("role") for choice in choices)
         return said
 

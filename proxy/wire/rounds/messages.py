@@ -198,8 +198,8 @@ class _MessagesStitcher(RoundStitcher):
             self._prompt = {name: raw for name in _INPUT if (raw := read_member(usage, name))}
             return b""
         if kind == "message_delta":
-            return self._hold(event) if self._is_hiding else self._edit_delta(event)
-        return self._hold(event) if kind == "message_stop" and self._is_hiding else event.raw
+            return self._withhold(event) if self._is_hiding else self._edit_delta(event)
+        return self._withhold(event) if kind == "message_stop" and self._is_hiding else event.raw
 
     def _start_block(self, event: EventBlock, sent: Mapping[str, object]) -> bytes:
         index, block = _read_index(sent, self._next), sent.get("content_block")
@@ -276,13 +276,13 @@ def _read_index(sent: Mapping[str, object], default: int) -> int:
     return index if type(index) is int else default
 
 
-def _end_turn(raw: bytes, holder: str = "") -> bytes:
+def _end_turn(raw: bytes, container: str = "") -> bytes:
     """Return an object that has no calls left without the reason that it stopped for calls."""
-    ended = read_member(raw, holder) if holder else raw
+    ended = read_member(raw, container) if container else raw
     if read_member(ended or b"{}", "stop_reason") != b'"tool_use"':
         return raw
     ended = set_member(ended, "stop_reason", _ENDED)
-    return set_member(raw, holder, ended) if holder else ended
+    return set_member(raw, container, ended) if container else ended
 
 
 MESSAGES: RoundWire = _MessagesRounds()

@@ -245,12 +245,12 @@ class _ResponsesStitcher(RoundStitcher):
     def _decides(self, event: EventBlock) -> bool:
         return event.kind in _ENDS or self._frees(self._awaiting, event)
 
-    def _frees(self, held: EventBlock, event: EventBlock) -> bool:
-        """Return whether an event says that reasoning which is held passes: another item follows, or it is not tied."""
+    def _frees(self, withheld: EventBlock, event: EventBlock) -> bool:
+        """Return whether an event says that withheld reasoning passes: another item follows, or it is not tied."""
         sent = event.value or {}
         if not _is_of_item(sent):
             return False
-        if _find_key(sent) != _find_key(held.value or {}):
+        if _find_key(sent) != _find_key(withheld.value or {}):
             return True
         return event.kind == _PLAIN or ("item" in sent and not _is_tied(sent["item"]))
 
@@ -274,7 +274,7 @@ class _ResponsesStitcher(RoundStitcher):
         if kind in _ENDS:
             return self._take_end(event)
         if event.data.startswith(END) and self._is_hiding:
-            return self._hold(event)
+            return self._withhold(event)
         if self._queue and not self._frees(self._queue[0], event):
             self._queue.append(event)
             return b""
@@ -307,7 +307,7 @@ class _ResponsesStitcher(RoundStitcher):
         self._has_client = self._has_client or any(map(self._is_clients, items))
         if not self._is_hiding:
             return self._release(withholds=False) + self._emit(EventBlock(self._edit_end(event)))
-        return self._release(withholds=True) + self._hold(event)
+        return self._release(withholds=True) + self._withhold(event)
 
     def _place(self, key: object, item: object) -> bytes:
         """Give an item the client's index, or none if it is a call of ours. Return what has waited for it."""

@@ -2,7 +2,7 @@
 
 A round is one call to the upstream. The model may call a tool that is ours in it; such a round is hidden, and another
 one follows with the result. The client gets one response without our calls. All other bytes pass as they come, in whole
-events; only the fragments of our calls are held back, and the end of a round that they make a hidden one.
+events; only the fragments of our calls are withheld, and the end of a round that they make a hidden one.
 
 A stream without a call of ours is not read at all: it is searched for the tool's name. Where that begins a call, what
 has passed in this round is read after all, so that the state is the same as if it had been read from the beginning.
@@ -232,14 +232,14 @@ class RoundStitcher(ABC):
         return ""
 
     def finish(self) -> bytes:
-        """Return what is left to send: all of a body, or the held end of a stream, unless its last round broke off."""
+        """Return what is left to send: all of a body, or the end of a stream, unless its last round broke off."""
         written = self._pending + (self._close() if self._is_stream else self._write_body())
         self._pending = b""
         return written
 
     @property
-    def is_holding(self) -> bool:
-        """Whether something is held back until it is known whether a call of ours follows."""
+    def is_withholding(self) -> bool:
+        """Whether something is withheld until it is known whether a call of ours follows."""
         return bool(self._waiting)
 
     @property
@@ -287,7 +287,7 @@ class RoundStitcher(ABC):
         return not self._must_wait(event)
 
     def _flush(self) -> bytes:
-        """Return what was held within a round that was read, at its end."""
+        """Return what was withheld within a round that was read, at its end."""
         return b""
 
     # Streams
@@ -372,12 +372,12 @@ class RoundStitcher(ABC):
         return self._drop_mark(block[:lead]) + (self._rewrite(EventBlock(rest)) if rest else b"")
 
     def _go_deaf(self) -> bytes:
-        """Pass all that is held, and read nothing any more."""
+        """Pass all that is withheld, and read nothing any more."""
         self._is_deaf, self._is_plain = True, False
-        held = self._pending + self._waiting + bytes(self._tail)
+        withheld = self._pending + self._waiting + bytes(self._tail)
         self._read, self._waiting, self._pending = [], b"", b""
         self._tail.clear()
-        return held
+        return withheld
 
     def _begin_next(self) -> None:
         self._round += 1
@@ -412,8 +412,8 @@ class RoundStitcher(ABC):
         is_whole = event.value is not None or event.data.startswith(END)
         return self._pass_block(rest.rstrip(b"\r\n") + _BLANK) if is_whole else b""
 
-    def _hold(self, event: EventBlock) -> bytes:
-        """Hold the end of a hidden round."""
+    def _withhold(self, event: EventBlock) -> bytes:
+        """Withhold the end of a hidden round."""
         self._ends.append(event)
         return b""
 

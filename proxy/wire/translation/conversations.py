@@ -200,17 +200,17 @@ def _walk(content: object, depth: int) -> Iterator[Attachment]:
 
 def _read_attachment(kind: str, part: Value) -> Attachment | None:
     """Return the medium in a part, or None if it only names what a provider has stored."""
-    held = next(
+    inner = next(
         (each for name in ("source", "image_url", "file", "input_audio") if isinstance(each := part.get(name), dict)),
         part,
     )
-    name = read_text(held.get("filename")) or read_text(part.get("title"))
-    if held.get("type") == "base64":
-        return Attachment(kind, read_text(held.get("media_type")), read_text(held.get("data")), name=name)
+    name = read_text(inner.get("filename")) or read_text(part.get("title"))
+    if inner.get("type") == "base64":
+        return Attachment(kind, read_text(inner.get("media_type")), read_text(inner.get("data")), name=name)
     if kind == "audio":
-        form = read_text(held.get("format")) or "wav"
-        return Attachment(kind, f"audio/{form}", data, name=name) if (data := read_text(held.get("data"))) else None
-    given = next(filter(None, (read_text(held.get(key)) for key in ("url", "image_url", "file_data", "file_url"))), "")
+        form = read_text(inner.get("format")) or "wav"
+        return Attachment(kind, f"audio/{form}", data, name=name) if (data := read_text(inner.get("data"))) else None
+    given = next(filter(None, (read_text(inner.get(key)) for key in ("url", "image_url", "file_data", "file_url"))), "")
     if (found := _DATA_URL.fullmatch(given)) is not None:
         return Attachment(kind, found[1] or "application/octet-stream", found[2], name=name)
     return Attachment(kind, url=given, name=name) if given.startswith(("http:", "https:")) else None

@@ -155,15 +155,15 @@ def test_a_reader_that_comes_in_time_keeps_the_events_collected() -> None:
 
 def test_a_page_can_hold_the_position_that_its_data_has() -> None:
     stream, clock = make_stream()
-    position = stream.hold()
+    position = stream.begin()
     stream.publish([event("x1")])
     assert names(stream.open(after=position)) == ["x1"]
     stream, clock = make_stream()
-    stream.hold()
+    stream.begin()
     clock.run(60.0)
     assert not stream.is_collecting
     stream.close()
-    stream.hold()
+    stream.begin()
     assert not stream.is_collecting
 
 

@@ -145,8 +145,8 @@ class World:
 
     async def settle(self) -> None:
         async with asyncio.timeout(LIMIT):
-            while self.tasks.held:
-                await asyncio.wait(tuple(self.tasks.held))
+            while self.tasks.running:
+                await asyncio.wait(tuple(self.tasks.running))
 
     async def run(self) -> list[float]:
         """Run all timers until there is none; their seconds."""

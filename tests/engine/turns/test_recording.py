@@ -121,7 +121,7 @@ class Program:
 
     async def settle(self) -> None:
         """Wait for what goes on behind calls."""
-        while waiting := [task for task in self.engine.tasks.held if task is not asyncio.current_task()]:
+        while waiting := [task for task in self.engine.tasks.running if task is not asyncio.current_task()]:
             await asyncio.wait(waiting)
 
     @property

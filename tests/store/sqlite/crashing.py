@@ -17,7 +17,7 @@ def crash(policy: StorePolicy, *appends: tuple[Record, ...]) -> Path:
     path = journal_path(policy.path)
 
     async def leave() -> bytes:
-        archive = open_sqlite(replace(policy, journal_hold_ms=60_000), asyncio.get_running_loop())
+        archive = open_sqlite(replace(policy, journal_batch_ms=60_000), asyncio.get_running_loop())
         for records in appends:
             assert archive.append(*records).result() is True
         content = path.read_bytes()

@@ -257,7 +257,7 @@ async def test_the_log_grows_with_what_is_new_and_not_with_the_history(policy: S
 
 
 async def test_a_session_that_waits_to_be_written_is_recalled(open_archive: Opener) -> None:
-    archive = open_archive(durability="normal", hold_ms=60_000, journal_hold_ms=60_000)
+    archive = open_archive(durability="normal", batch_ms=60_000, journal_batch_ms=60_000)
     nodes = make_chain("a", "!b")
     archive.append(make_opening(key=make_key("a")), make_step("e1", nodes), is_urgent=False)
     assert archive.health.pending == 2

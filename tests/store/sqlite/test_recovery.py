@@ -66,7 +66,7 @@ class Connection(sqlite3.Connection):
         return cursor
 
 async def main():
-    policy = StorePolicy(path, journal_hold_ms=60_000 if moment == "before the commit" else 1)
+    policy = StorePolicy(path, journal_batch_ms=60_000 if moment == "before the commit" else 1)
     connect = lambda *a, **o: sqlite3.connect(*a, factory=Connection, **o)
     archive = open_sqlite(policy, asyncio.get_running_loop(), connect)
     Connection.is_armed = True
@@ -171,7 +171,7 @@ async def test_summaries_that_a_kill_left_behind_are_brought_in(policy: StorePol
 async def test_beside_a_server_recovery_leaves_its_journal_alone(
     open_archive: Opener, policy: StorePolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    archive = open_archive(durability="normal", journal_hold_ms=60_000)
+    archive = open_archive(durability="normal", journal_batch_ms=60_000)
     archive.append(make_opening("e1"))
     recover_log(policy)
     assert read_ids(policy.path) == [] and journal_path(policy.path).exists()
@@ -325,7 +325,7 @@ async def list_ids(archive: SqliteArchive) -> list[str]:
 async def test_the_mark_moves_with_the_records_it_stands_for(
     open_archive: Opener, disk: Disk, policy: StorePolicy, is_stored: bool
 ) -> None:
-    archive = open_archive(durability="normal", journal_hold_ms=1)
+    archive = open_archive(durability="normal", journal_batch_ms=1)
     if not is_stored:
         disk.fail("COMMIT", FULL)
     commit = disk.hold("COMMIT")
@@ -361,7 +361,7 @@ async def test_closing_while_the_store_fails_leaves_the_journal_to_the_next_star
 
 
 async def test_readers_see_what_was_appended_before(open_archive: Opener, tmp_path: Path) -> None:
-    archive = open_archive(durability="normal", hold_ms=60_000, journal_hold_ms=60_000)
+    archive = open_archive(durability="normal", batch_ms=60_000, journal_batch_ms=60_000)
     archive.append(make_opening("e0"), make_round("e0"), make_outcome("e0"), is_urgent=False)
     assert await archive.load_received("e0", 0)
     archive.append(make_opening("e1"))
@@ -382,7 +382,7 @@ async def test_readers_see_what_was_appended_before(open_archive: Opener, tmp_pa
 
 
 async def test_readers_do_not_wait_for_a_store_that_fails(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive(durability="normal", journal_hold_ms=60_000)
+    archive = open_archive(durability="normal", journal_batch_ms=60_000)
     archive.append(make_opening("e0"))
     assert await list_ids(archive) == ["e0"]
     rollback = disk.hold("ROLLBACK")

@@ -31,9 +31,9 @@ def list_exchanges(entries: list[QueuedWrite]) -> list[str]:
 class RecordedQueue:
     """A queue, and what it handed over."""
 
-    def __init__(self, max_bytes: int = 100_000, hold_ms: int = 60_000, journal: Journal | None = None) -> None:
+    def __init__(self, max_bytes: int = 100_000, batch_ms: int = 60_000, journal: Journal | None = None) -> None:
         self.handed: list[list[QueuedWrite]] = []
-        self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, hold_ms=hold_ms, journal_hold_ms=hold_ms)
+        self.policy = StorePolicy(Path("log.db"), spool_bytes=max_bytes, batch_ms=batch_ms, journal_batch_ms=batch_ms)
         self.queue = WriteQueue(asyncio.get_running_loop(), self.handed.append, self.policy, journal)
 
     def settle(self, is_stored: bool) -> None:
@@ -98,7 +98,7 @@ async def test_what_is_in_the_journal_is_safe_at_once_and_waits_for_company_even
 async def test_what_is_in_the_journal_is_handed_over_after_its_time(journal: Journal) -> None:
     recorded = RecordedQueue(journal=journal)
     handed = asyncio.get_running_loop().create_future()
-    policy = StorePolicy(Path("log.db"), hold_ms=60_000, journal_hold_ms=1)
+    policy = StorePolicy(Path("log.db"), batch_ms=60_000, journal_batch_ms=1)
     recorded.queue = WriteQueue(asyncio.get_running_loop(), handed.set_result, policy, journal)
     recorded.queue.append((make_opening("e1"),), is_urgent=False)
     recorded.queue.append((make_opening("e2"),), is_urgent=True)

@@ -80,7 +80,7 @@ async def test_large_records_are_not_all_put_in_one_transaction(open_archive: Op
 
 
 async def test_what_is_not_urgent_rides_with_the_next_that_is(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive(hold_ms=60_000)
+    archive = open_archive(batch_ms=60_000)
     await archive.append(make_opening("e1"), make_round("e1"), make_outcome("e1"))
     before = disk.count("BEGIN")
     reading = archive.append(make_reading("e1"), is_urgent=False)

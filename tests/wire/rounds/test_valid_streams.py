@@ -93,7 +93,7 @@ def test_a_name_that_may_become_ours_waits_no_longer_than_it_may() -> None:
                 stitcher.end_round()
             passed = [stitcher.feed(event) for event in events]
             assert passed[1] == b"" and b'"name"' in passed[2] and all(passed[2:])
-            assert not stitcher.is_holding
+            assert not stitcher.is_withholding
     stitcher = make_stitcher(CHAT.form, TOOL, is_stream=True)
     assert all(map(stitcher.feed, CHAT.list_events(number([Call("{}", "read")])[0])))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.context.epoch_decision import HELD_OUT
+from proxy.context.epoch_decision import HOLDOUT
 from proxy.context.pricing import estimate_own
 from proxy.model.epoch import Plan, Rung
 from proxy.model.exchange import Usage
@@ -48,7 +48,7 @@ _CALLS_TOOL = " OR ".join(f"instr(unpack(p.codec, p.bytes), CAST('\"{name}\"' AS
 _FACTS = f"""
     SELECT e.session, e.n, ifnull(r.k, -1) AS k, e.seq AS exchange, e.opened_ms AS at_ms, e.kind, e.mode,
         ifnull(r.upstream, '') AS upstream, e.model, ifnull(c.view, '') AS view, ifnull(c.rung, '') AS rung,
-        ifnull(c.reason = '{HELD_OUT}', 0) AS is_held, c.epoch, o.status, ifnull(o.completeness, '') AS completeness,
+        ifnull(c.reason = '{HOLDOUT}', 0) AS is_held, c.epoch, o.status, ifnull(o.completeness, '') AS completeness,
         -- A call that is no part of a conversation: a session was begun by hand, or a file is kept.
         iif(e.kind = 'recorded' AND e.wire = '', 1, ifnull(t.is_side, 0)) AS is_side,
         NOT EXISTS (SELECT 1 FROM round later WHERE later.exchange = e.seq AND later.k > r.k) AS is_last,

@@ -92,6 +92,10 @@ ALIKE_BY_NATURE: Mapping[frozenset[str], str] = {
         }
     ): "what is asked for (most of it optional, with a system prompt), what has come of it, and what is told of any"
     " session that begins; each is written down where programs read it, so none may grow with another",
+    frozenset(
+        {"proxy/model/epoch.py: Epoch", "proxy/read/context.py: WholeEpoch"}
+    ): "what the log keeps, as bytes in the order of its records, and what is shown: nodes in hexadecimal digits, edits"
+    " and messages as JSON, in the order of the API's document",
 }
 """Structs that have the same fields and are not the same, and why."""
 

@@ -105,7 +105,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 1, 145, 107
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 145, 107
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -27,7 +27,7 @@ from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, SystemClock, TaskRunner
 from proxy.model.exchange import ClientRequest
 from proxy.wire.chat_completions import ChatCompletions
-from tests.support.memory_store.archive import MemoryArchive
+from tests.support.engine import FakeArchive
 
 FORM = ChatCompletions()
 KEY = (b"t" * 16, FORM.name, "")
@@ -70,7 +70,7 @@ class Desk:
     """A reception, and an answer to each request that is read at once."""
 
     def __init__(self) -> None:
-        archive: Any = MemoryArchive()
+        archive: Any = FakeArchive(is_instant=True)
         self._policy, self._clock, self._ids = EnginePolicy(cache_bytes=1 << 30), SystemClock(), Numbers()
         self.lineage = LineageTracker(archive, Tenants(b"s", self._clock), self._clock, 1 << 28, is_fresh=True)
         tasks = TaskRunner()

@@ -20,7 +20,6 @@ from proxy.server.api.memory import MemoryApi
 from proxy.server.api.sessions import SessionsApi
 from proxy.server.api.turns import TurnsApi
 from proxy.wire.headers import OWN_PREFIX
-from tests.support.memory_store.archive import MemoryArchive
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -120,10 +119,10 @@ def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
     routes = (
-        *SessionsApi(MemoryArchive(), unused, EraseApi(unused), TurnsApi(unused)).list_routes(),
-        *ContextApi(MemoryArchive(), unused, unused, unused, unused).list_routes(),
+        *SessionsApi(unused, unused, EraseApi(unused), TurnsApi(unused)).list_routes(),
+        *ContextApi(unused, unused, unused, unused, unused).list_routes(),
         *MemoryApi(unused, unused, unused, unused).list_routes(),
-        *EventsApi(MemoryArchive(), unused).list_routes(),
+        *EventsApi(unused, unused).list_routes(),
     )
     paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]
     return [path for path in paths if not path.endswith("/received")]

@@ -461,9 +461,9 @@ def send_qwen(setup: Setup, provider: ClientProvider, origin: str, folder: str) 
 def find_option(command: Sequence[str], *names: str) -> str:
     """Return the value of an option on a command line, as in `--model x` or `--model=x`; empty without it."""
     for word, after in zip(command, [*command[1:], ""], strict=True):
-        name, mark, value = word.partition("=")
+        name, sign, value = word.partition("=")
         if name in names:
-            return value if mark else after
+            return value if sign else after
     return ""
 
 

@@ -73,8 +73,8 @@ def format_trial(trial: Trial) -> str:
 
 
 def _make_row(session: SessionEstimate) -> tuple[str, ...]:
-    mark = _ESTIMATED if session.reasons else ""
-    title = shorten(session.title or session.id, _TITLE_WIDTH - len(mark)) + mark
+    sign = _ESTIMATED if session.reasons else ""
+    title = shorten(session.title or session.id, _TITLE_WIDTH - len(sign)) + sign
     return (
         title,
         session.client,

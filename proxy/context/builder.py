@@ -147,7 +147,7 @@ class _KeptMessages(Value):
     least: int  # the first step of the tail
     staying: frozenset[int]  # older steps that stay
     closed: frozenset[int]  # older steps that do not: of late outputs whose calls do not stay, either
-    marked: Mapping[int, ReplacedMessage]  # replaced messages among all these, by place
+    replaced: Mapping[int, ReplacedMessage]  # replaced messages among all these, by place
     spare: float  # tokens that older user turns leave of their budget
     tokens: int
     missing: Mapping[int, int]  # tokens of prose that older steps of the user lack, by step; of all that stay
@@ -156,11 +156,11 @@ class _KeptMessages(Value):
 class _ChosenSteps(Value):
     """The steps that are sent though they need not stay: all from `tail` on.
 
-    `marked` are replaced outputs among them, by place, `pruned` those whose tombstones name words of them.
+    `replaced` are replaced outputs among them, by place, `pruned` those whose tombstones name words of them.
     """
 
     tail: int
-    marked: Mapping[int, ReplacedMessage] = {}
+    replaced: Mapping[int, ReplacedMessage] = {}
     pruned: frozenset[int] = frozenset()
 
 
@@ -281,25 +281,25 @@ class ContextBuilder:
         """
         kept = self._keep(request, index, words, protection)
         kept_whole = kept_whole or max(_LONG_LEAST, int(_LONG_SHARE * request.budget.usable))
-        draft = PlanDraft(kept.least, kept.staying, Ledger(), kept.marked, tokens=kept.tokens)
+        draft = PlanDraft(kept.least, kept.staying, Ledger(), kept.replaced, tokens=kept.tokens)
         ways = self._list_ways(request, index, draft, kept_whole, request.head + kept.tokens - most)
         draft = shrink_draft(request, index, draft, ways, most=most, count=self._count)
-        marked, tokens = dict(draft.marked), draft.tokens
+        replaced, tokens = dict(draft.replaced), draft.tokens
         for i, forms in words.second.items() if protection.is_bare else ():
             spoken, shortest = find_spoken(index, i), find_shortest(forms, protection.floor * request.budget.usable)
             place = spoken[0] if spoken else index.steps[i].start
-            before = count_saved_tokens(index, {place: marked[place]} if place in marked else {}, self._count)
+            before = count_saved_tokens(index, {place: replaced[place]} if place in replaced else {}, self._count)
             now = index.steps[i].tokens - before
             left = max(shortest.tokens, now - (request.head + tokens - most))
             if left >= now or not shortest.edits:
                 continue
             form = next((each for each in forms if each.tokens <= left), shortest)
             if not spoken and can_be_cut(index, place) and left - form.tokens >= _LEAST_MORE:
-                marked[place] = self._fit_message(request, index, place, left)
+                replaced[place] = self._fit_message(request, index, place, left)
             else:
-                marked |= list_shortened([form])
-            tokens -= count_saved_tokens(index, {place: marked[place]}, self._count) - before
-        return replace(kept, marked=marked, tokens=tokens)
+                replaced |= list_shortened([form])
+            tokens -= count_saved_tokens(index, {place: replaced[place]}, self._count) - before
+        return replace(kept, replaced=replaced, tokens=tokens)
 
     def _keep(
         self, request: PlanRequest, index: ConversationIndex, words: UserForms, protection: _Protection
@@ -315,11 +315,11 @@ class ContextBuilder:
         staying = add_paired(index, least, index.newest | index.fixed | answers | {each.step for each in older.shown})
         closed = frozenset(output for _, output in index.pairs if output < least) - staying
         pruned = self._prune_led(request, index, [i for i in staying if i < least])
-        marked = {**words.large, **pruned, **list_shortened((*older.shown, *second))}
-        tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
+        replaced = {**words.large, **pruned, **list_shortened((*older.shown, *second))}
+        tokens = count_draft(index, PlanDraft(least, staying, Ledger(), replaced), self._count)
         cut = {each.step: index.steps[each.step].tokens - each.tokens for each in older.shown if each.is_cut}
         missing = dict.fromkeys(staying, 0) | cut
-        return _KeptMessages(least, staying, closed, marked, older.spare, tokens, missing)
+        return _KeptMessages(least, staying, closed, replaced, older.spare, tokens, missing)
 
     def _prune_led(
         self, request: PlanRequest, index: ConversationIndex, old: Iterable[int]
@@ -377,11 +377,11 @@ class ContextBuilder:
         if not carried.ledgers and told_otherwise <= ledger.tokens:
             steps = replace(steps, tail=0)
             ledger = self._write_ledger(request, index, kept, carried, steps, rung=rung)
-        marked = {**_select_marked(index, kept, steps), **steps.marked}
+        replaced = {**_select_replaced(index, kept, steps), **steps.replaced}
         for place, words in ledger.words.items():
-            marked[place] = name_words(request, index, place, words, kept.marked.get(place))
+            replaced[place] = name_words(request, index, place, words, kept.replaced.get(place))
         reports = reports if ledger.sections else ()
-        draft = PlanDraft(steps.tail, kept.staying, ledger, marked, carried, reports, 0, kept.tokens)
+        draft = PlanDraft(steps.tail, kept.staying, ledger, replaced, carried, reports, 0, kept.tokens)
         draft = replace(draft, tokens=count_draft(index, draft, self._count))
         return self._fill(request, index, draft, low - request.head)
 
@@ -416,12 +416,14 @@ class ContextBuilder:
         *,
         rung: Rung,
     ) -> Ledger:
-        marked = _select_marked(index, kept, steps)
-        said = {place: dict(made.edit.arguments).get(BESIDE) for place, made in marked.items() if place in index.spoken}
-        others = {place for place in marked if index.messages[place].structure.role != "tool"}
-        shortened = {place: marked[place].edit.text for place in others}
+        replaced = _select_replaced(index, kept, steps)
+        said = {
+            place: dict(made.edit.arguments).get(BESIDE) for place, made in replaced.items() if place in index.spoken
+        }
+        others = {place for place in replaced if index.messages[place].structure.role != "tool"}
+        shortened = {place: replaced[place].edit.text for place in others}
         shortened |= {place: text for place, text in said.items() if text is not None}
-        tombstones = {place for place in marked.keys() - others if marked[place].edit.kind == "tombstone"}
+        tombstones = {place for place in replaced.keys() - others if replaced[place].edit.kind == "tombstone"}
         sent = {place: find_sent_form(request, place, is_tombstone=True) for place in tombstones}
         named = {place: form.edit.text for place, form in sent.items() if form is not None}
         pruned = steps.pruned | (tombstones - named.keys())
@@ -435,16 +437,16 @@ class ContextBuilder:
 
         Such steps, before `tail`, may have `room` tokens. Steps that are `closed` are not among them.
         """
-        marked: dict[int, ReplacedMessage] = {}
+        replaced: dict[int, ReplacedMessage] = {}
         while tail and tail - 1 not in closed:
             step = index.steps[tail - 1]
             made = {place: prune_output(request, index, place) for place in list_large_outputs(index, tail - 1)}
             room -= step.tokens - count_saved_tokens(index, made, self._count)
             if room < 0:
                 break
-            marked |= made
+            replaced |= made
             tail -= 1
-        return tail, marked
+        return tail, replaced
 
     def _replace_large(
         self, request: PlanRequest, index: ConversationIndex, words: UserForms
@@ -528,16 +530,16 @@ class ContextBuilder:
 
     def _fill(self, request: PlanRequest, index: ConversationIndex, draft: PlanDraft, low: float) -> PlanDraft:
         """Return a draft that shows more of its large messages, the newest first, while it is below the low mark."""
-        marked, tokens = dict(draft.marked), draft.tokens
+        replaced, tokens = dict(draft.replaced), draft.tokens
         last = {place for i in find_last_turn(index) for place in index.steps[i].places}
-        for place in sorted(marked, reverse=True):
+        for place in sorted(replaced, reverse=True):
             left = _WISHED * low - tokens
-            if tokens >= _FILLED * low or not (marked[place].edit.kind == "file" or place in last):
+            if tokens >= _FILLED * low or not (replaced[place].edit.kind == "file" or place in last):
                 continue
-            made = self._cut(request, index, place, self._count(marked[place].edit.text) + left)
-            tokens += self._count(made.edit.text) - self._count(marked[place].edit.text)
-            marked[place] = made
-        return replace(draft, marked=marked, tokens=tokens)
+            made = self._cut(request, index, place, self._count(replaced[place].edit.text) + left)
+            tokens += self._count(made.edit.text) - self._count(replaced[place].edit.text)
+            replaced[place] = made
+        return replace(draft, replaced=replaced, tokens=tokens)
 
     def _list_ways(
         self, request: PlanRequest, index: ConversationIndex, draft: PlanDraft, most: int, missing: float
@@ -570,11 +572,11 @@ class ContextBuilder:
                 yield place, shorten_message
 
 
-def _select_marked(index: ConversationIndex, kept: _KeptMessages, steps: _ChosenSteps) -> dict[int, ReplacedMessage]:
+def _select_replaced(index: ConversationIndex, kept: _KeptMessages, steps: _ChosenSteps) -> dict[int, ReplacedMessage]:
     """Return what replaces messages that stay and are sent: in the tail the user's prose is whole."""
     whole = {place for i, lacks in kept.missing.items() if lacks and i >= steps.tail for place in index.steps[i].places}
-    marked = {place: made for place, made in kept.marked.items() if place not in whole}
-    return select_sent(index, marked, steps.tail, kept.staying)
+    replaced = {place: made for place, made in kept.replaced.items() if place not in whole}
+    return select_sent(index, replaced, steps.tail, kept.staying)
 
 
 def _is_led(index: ConversationIndex, step: int) -> bool:

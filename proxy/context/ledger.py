@@ -230,9 +230,9 @@ def format_step(
     asked = _list_asked(index, step, detail.effects if is_act else detail.asked, has_names=has_names)
     if not asked:
         return f'said: "{cut_words(said, detail.answer)}"' if said else ""
-    mark = "! " if is_act else ""
+    sign = "! " if is_act else ""
     intent = f'"{cut_words(said, detail.said)}" · ' if said else ""
-    return f"{mark}{intent}{'; '.join(asked)}{_format_outcome(index, step.places, unusual)}"
+    return f"{sign}{intent}{'; '.join(asked)}{_format_outcome(index, step.places, unusual)}"
 
 
 def _list_asked(index: ConversationIndex, step: AgentStep, most: int, *, has_names: bool) -> list[str]:

@@ -28,7 +28,7 @@ class PlanDraft(Value):
     tail: int  # the step at which the tail begins
     staying: frozenset[int]  # older steps that stay
     ledger: Ledger
-    marked: Mapping[int, ReplacedMessage]  # replaced messages, by place
+    replaced: Mapping[int, ReplacedMessage]  # replaced messages, by place
     carried: CarriedLedgers = NO_LEDGERS
     reports: tuple[Written, ...] = ()
     tokens: int = 0
@@ -46,17 +46,17 @@ def shrink_draft(
 ) -> PlanDraft:
     """Return the draft with messages replaced in the order of `ways`, until it has at most `most` tokens."""
     tokens = draft.tokens
-    marked = dict(draft.marked)
-    for place, mark in ways:
+    replaced = dict(draft.replaced)
+    for place, make in ways:
         if request.head + tokens <= most:
             break
-        made = mark(request, index, place)
-        before = {place: marked[place]} if place in marked else {}
+        made = make(request, index, place)
+        before = {place: replaced[place]} if place in replaced else {}
         gained = count_saved_tokens(index, {place: made}, count) - count_saved_tokens(index, before, count)
         if gained > 0:
             tokens -= gained
-            marked[place] = made
-    return replace(draft, marked=marked, tokens=tokens)
+            replaced[place] = made
+    return replace(draft, replaced=replaced, tokens=tokens)
 
 
 def list_replaceable(index: ConversationIndex, draft: PlanDraft) -> list[int]:
@@ -65,8 +65,8 @@ def list_replaceable(index: ConversationIndex, draft: PlanDraft) -> list[int]:
     Trimmed messages of the assistant are among them: they may be trimmed further.
     """
     kept = [i for i in range(len(index.steps)) if i >= draft.tail or i in draft.staying]
-    marked = {place for place in draft.marked if index.messages[place].structure.role != "assistant"}
-    done = index.bound | marked | set(_list_own(index))
+    replaced = {place for place in draft.replaced if index.messages[place].structure.role != "assistant"}
+    done = index.bound | replaced | set(_list_own(index))
     return [place for i in kept for place in index.steps[i].places if place not in done]
 
 
@@ -79,7 +79,7 @@ def _list_own(index: ConversationIndex) -> Iterator[int]:
 def count_draft(index: ConversationIndex, draft: PlanDraft, count: Count) -> int:
     """Return the tokens of a draft, without the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
-    tokens -= count_saved_tokens(index, draft.marked, count)
+    tokens -= count_saved_tokens(index, draft.replaced, count)
     tokens += sum(count_report(each, count) for each in draft.reports)
     return tokens + draft.carried.tokens + draft.ledger.tokens
 
@@ -94,10 +94,10 @@ def make_plan(
 ) -> ContextPlan:
     """Return the plan of a draft; `wished` are the tokens, preamble included, of all that should have stayed."""
     beyond = wished if request.budget.is_ceiling_unreachable(wished) else 0
-    if not draft.ledger.sections and not draft.marked and not draft.carried.ledgers:
+    if not draft.ledger.sections and not draft.replaced and not draft.carried.ledgers:
         return ContextPlan(0, (), (), sum(each.tokens for each in index.messages), draft.protected, rung, beyond)
     later = range(draft.tail, len(index.steps))
-    tail = max([draft.tail, *(i + 1 for i in later if not draft.marked.keys().isdisjoint(index.steps[i].places))])
+    tail = max([draft.tail, *(i + 1 for i in later if not draft.replaced.keys().isdisjoint(index.steps[i].places))])
     # a history without all that a summary covers must not be sent under it
     covered = max((each.stop for each in (*draft.reports, *draft.carried.written) if each.report), default=0)
     tail = max(tail, sum(step.start < covered for step in index.steps))
@@ -155,7 +155,7 @@ def list_edits(index: ConversationIndex, draft: PlanDraft, tail: int) -> Iterato
             while ours and _find_start(ours[0], sections) <= index.steps[i].start:
                 yield ours.pop(0)
             for place in index.steps[i].places:
-                yield draft.marked[place].edit if place in draft.marked else Kept(place)
+                yield draft.replaced[place].edit if place in draft.replaced else Kept(place)
     yield from ours
 
 
@@ -169,7 +169,7 @@ def _find_start(written: Written, sections: Sequence[tuple[int, int]]) -> int:
 def _list_references(draft: PlanDraft) -> Iterator[Reference]:
     yield from draft.carried.references
     yield from draft.ledger.references
-    for made in draft.marked.values():
+    for made in draft.replaced.values():
         yield from made.references
 
 

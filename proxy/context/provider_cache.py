@@ -36,14 +36,14 @@ class CacheModel(Value):
     lookback: int = 0
     most_marks: int = 0
     is_refreshed: bool = True
-    is_head_marked: bool = False  # whether the prefix before the messages ends at a breakpoint
+    has_head_breakpoint: bool = False  # whether the prefix before the messages ends at a breakpoint
     read: float | None = None
     write: float | None = None
 
     @property
     def is_head_kept(self) -> bool:
         """True if the prefix before the first change is sure to be read again; else all of it is written anew."""
-        return self.is_used and (self.kind == "local" or (self.has_breakpoints and self.is_head_marked))
+        return self.is_used and (self.kind == "local" or (self.has_breakpoints and self.has_head_breakpoint))
 
     @property
     def has_breakpoints(self) -> bool:
@@ -60,17 +60,17 @@ class CacheModel(Value):
         whole = matching // self.block * self.block
         return whole if self.is_used and whole >= self.minimum else 0
 
-    def list_readable(self, marks: Sequence[int], count: int) -> list[int]:
+    def list_readable(self, breakpoints: Sequence[int], count: int) -> list[int]:
         """Return the indexes of the blocks up to which a prompt may be read, the last one first.
 
-        It has `count` blocks; those at `marks`, in order, end at a breakpoint.
+        It has `count` blocks; those at `breakpoints`, in order, end at a breakpoint.
         """
         if self.kind == "openai-breakpoints":
-            return list(reversed(marks[-self.lookback :] if self.lookback else marks))
+            return list(reversed(breakpoints[-self.lookback :] if self.lookback else breakpoints))
         if self.kind != "breakpoints":
             return list(reversed(range(count)))
         reach = self.lookback or count
-        return sorted({place for mark in marks for place in range(max(0, mark - reach + 1), mark + 1)}, reverse=True)
+        return sorted({place for at in breakpoints for place in range(max(0, at - reach + 1), at + 1)}, reverse=True)
 
     def is_cold(self, idle: float | None) -> bool:
         """Return whether nothing can be left after `idle` seconds without a request."""
@@ -110,7 +110,7 @@ def choose_cache_model(
         lookback=found.lookback,
         most_marks=found.most_marks,
         is_refreshed=found.is_refreshed,
-        is_head_marked=_is_head_marked(found, terms),
+        has_head_breakpoint=_has_head_breakpoint(found, terms),
         read=found.read,
         write=found.write,
     )
@@ -145,7 +145,7 @@ def _is_used(facts: CacheFacts, terms: CacheTerms) -> bool:
     return not terms.is_explicit or facts.kind != "openai-breakpoints"
 
 
-def _is_head_marked(facts: CacheFacts, terms: CacheTerms) -> bool:
+def _has_head_breakpoint(facts: CacheFacts, terms: CacheTerms) -> bool:
     """Return whether a breakpoint ends what precedes the messages. OpenAI sets one behind leading instructions."""
     if facts.kind == "openai-breakpoints":
         return terms.has_leading and not terms.is_explicit

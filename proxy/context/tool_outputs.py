@@ -405,27 +405,27 @@ def find_sent_form(request: PlanRequest, place: int, *, is_tombstone: bool = Fal
 
 
 def select_sent(
-    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], tail: int, staying: frozenset[int]
+    index: ConversationIndex, replaced: Mapping[int, ReplacedMessage], tail: int, staying: frozenset[int]
 ) -> dict[int, ReplacedMessage]:
     """Return the replacements of messages that are sent: those of steps from `tail` on, and of `staying` ones."""
     steps = (step for i, step in enumerate(index.steps) if i >= tail or i in staying)
     sent = {place for step in steps for place in step.places}
-    return {place: made for place, made in marked.items() if place in sent}
+    return {place: made for place, made in replaced.items() if place in sent}
 
 
 def replace_messages(
-    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Count
+    index: ConversationIndex, replaced: Mapping[int, ReplacedMessage], count: Count
 ) -> ConversationIndex:
     """Return an index in which messages have the tokens of what replaces them."""
-    if not marked:
+    if not replaced:
         return index
     messages, steps, saved = list(index.messages), list(index.steps), dict(index.saved)
-    for place, made in marked.items():
+    for place, made in replaced.items():
         more = count_saved_tokens(index, {place: made}, count)
         messages[place] = replace(messages[place], tokens=messages[place].tokens - more)
         saved[place] = saved.get(place, 0) + more
     for i, step in enumerate(steps):
-        if not marked.keys().isdisjoint(step.places):
+        if not replaced.keys().isdisjoint(step.places):
             steps[i] = replace(step, tokens=sum(messages[place].tokens for place in step.places))
     return replace(index, messages=messages, steps=steps, saved=saved)
 
@@ -441,18 +441,18 @@ def prune_superseded(
         return {}
     usable = request.budget.usable
     protected = min(policy.protect_tokens, _PROTECTED_SHARE * usable)
-    marked = {place: prune_output(request, index, place) for place in _list_superseded(index, steps, protected)}
-    marked = {place: made for place, made in marked.items() if count_saved_tokens(index, {place: made}, count) > 0}
+    replaced = {place: prune_output(request, index, place) for place in _list_superseded(index, steps, protected)}
+    replaced = {place: made for place, made in replaced.items() if count_saved_tokens(index, {place: made}, count) > 0}
     return (
-        marked
-        if count_saved_tokens(index, marked, count) >= min(policy.minimum_tokens, _MINIMUM_SHARE * usable)
+        replaced
+        if count_saved_tokens(index, replaced, count) >= min(policy.minimum_tokens, _MINIMUM_SHARE * usable)
         else {}
     )
 
 
-def count_saved_tokens(index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Count) -> int:
+def count_saved_tokens(index: ConversationIndex, replaced: Mapping[int, ReplacedMessage], count: Count) -> int:
     """Return the tokens that markers save, in addition to what replaces messages in the index already."""
-    return sum(_count_saved(index, made, count) - index.saved.get(place, 0) for place, made in marked.items())
+    return sum(_count_saved(index, made, count) - index.saved.get(place, 0) for place, made in replaced.items())
 
 
 def _count_saved(index: ConversationIndex, made: ReplacedMessage, count: Count) -> int:

@@ -318,8 +318,8 @@ def _make_form(
     else:
         reference = Reference(request.name(step.start, step.stop, 0), step.start, step.stop)
         without = f" (without {', '.join(media)})" if media else ""
-        mark = f"[shortened by palimpsest, not by the user{without}; the original is intact: ref:{reference.id}]"
-        text = f"{text}\n{mark}" if text else mark
+        note = f"[shortened by palimpsest, not by the user{without}; the original is intact: ref:{reference.id}]"
+        text = f"{text}\n{note}" if text else note
         references = (reference, *[part for part in cut.references if f"ref:{part.id}" in text])
     tokens = count(text) + MESSAGE_FRAME
     if tokens >= step.tokens:

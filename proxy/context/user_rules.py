@@ -78,20 +78,20 @@ def find_block_path(text: str, start: int) -> str:
 
 def _list_fenced(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of fenced and of tagged blocks, in order."""
-    # A mark without an end has none for later openings either, so it is not searched again: else time is quadratic.
+    # A fence without an end has none for later openings either, so it is not searched again: else time is quadratic.
     open_for_ever: set[str] = set()
     at = 0
     while opening := _OPENING.search(text, at):
         at = opening.end()
-        mark = opening["fence"] or opening["tag"]
-        if mark in open_for_ever:
+        fence = opening["fence"] or opening["tag"]
+        if fence in open_for_ever:
             continue
-        end = rf"^ {{0,3}}{mark}{mark[0]}*[ \t]*$" if opening["fence"] else rf"</{mark}>[ \t]*$"
+        end = rf"^ {{0,3}}{fence}{fence[0]}*[ \t]*$" if opening["fence"] else rf"</{fence}>[ \t]*$"
         if closing := re.compile(end, re.MULTILINE).search(text, at):
             yield opening.start(), closing.end()
             at = closing.end()
         else:
-            open_for_ever.add(mark)
+            open_for_ever.add(fence)
 
 
 def _list_machine_runs(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:

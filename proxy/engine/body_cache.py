@@ -274,7 +274,7 @@ def _keep_members(
     If the last item is not kept whole, nothing after it is kept, so that the kept part is the body's beginning.
     """
     content = split.content
-    marks: list[tuple[int, int, Piece]] = []
+    parts: list[tuple[int, int, Piece]] = []
     digests: dict[str, bytes] = {}
     blobs: list[Blob] = []
     first = split.gap_before(0) if split.items else -1
@@ -282,7 +282,7 @@ def _keep_members(
     end = split.items[-1].end if len(split.items) - 1 in unkept else len(content)
     for name, span in split.members.items():
         if span.start <= first < span.end:
-            marks.append((first, split.items[-1].end, ChainPiece(link)))
+            parts.append((first, split.items[-1].end, ChainPiece(link)))
         elif span.end - span.start >= _LARGE_MEMBER and span.end <= end:
             value = content[span.start : span.end]
             digest = _known_digest(known, name, value)
@@ -290,8 +290,8 @@ def _keep_members(
                 digest = compute_digest(value)
                 blobs.append(Blob(digest, value))
             digests[name] = digest
-            marks.append((span.start, span.end, BlobPiece(digest)))
-    recipe = encode_recipe(_fill_gaps(content, marks, end))
+            parts.append((span.start, span.end, BlobPiece(digest)))
+    recipe = encode_recipe(_fill_gaps(content, parts, end))
     return Manifest(recipe, slices, tuple(blobs), len(content), compute_digest(content) if unkept else b""), digests
 
 
@@ -301,10 +301,10 @@ def _known_digest(known: CachedBody | None, name: str, value: bytes) -> bytes:
     return known.digests[name]
 
 
-def _fill_gaps(content: bytes, marks: list[tuple[int, int, Piece]], stop: int) -> list[Piece]:
+def _fill_gaps(content: bytes, parts: list[tuple[int, int, Piece]], stop: int) -> list[Piece]:
     pieces: list[Piece] = []
     at = 0
-    for start, end, piece in sorted(marks, key=lambda mark: mark[0]):
+    for start, end, piece in sorted(parts, key=lambda part: part[0]):
         pieces += (content[at:start], piece)
         at = end
     return [*pieces, content[at:stop]]

@@ -100,11 +100,11 @@ def map_target(base_path: bytes, target: bytes) -> UpstreamTarget:
     `/v1/X` goes to base + `/X` where the base has a path (OpenAI's `/v1`, Gemini's `/v1beta/openai`); every other
     path goes to the origin unchanged. Raises BadRequest for ambiguous paths.
     """
-    path, mark, query = target.partition(b"?")
+    path, separator, query = target.partition(b"?")
     if not path.startswith(b"/") or _TRICK.search(path) or (b"%" in path and _hides_trick(path)):
         raise BadRequest("this path has dot segments, encoded slashes or the like; send it in its plain form")
     if base_path and path.startswith(b"/v1/"):
-        return UpstreamTarget(base_path + path[3:] + mark + query, True)
+        return UpstreamTarget(base_path + path[3:] + separator + query, True)
     is_under = not base_path or path == base_path or path.startswith(base_path + b"/")
     return UpstreamTarget(target, is_under)
 

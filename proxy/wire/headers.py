@@ -288,9 +288,9 @@ def _read_names(value: bytes) -> frozenset[bytes]:
 
 def redact_target(target: bytes) -> str:
     """Return path and query as they may be stored: without the query's values, which may be keys."""
-    path, mark, query = target.partition(b"?")
-    names = b"&".join(part.partition(b"=")[0] for part in query.split(b"&")) if mark else b""
-    return (path + mark + names).decode("latin-1")
+    path, separator, query = target.partition(b"?")
+    names = b"&".join(part.partition(b"=")[0] for part in query.split(b"&")) if separator else b""
+    return (path + separator + names).decode("latin-1")
 
 
 def strip_scheme(value: bytes) -> bytes:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from proxy.config import Settings
+from proxy.store.sqlite.reader import SqliteReader
 from tests.cli.commands import call_with
 from tests.support.compacting import Workshop
+from tests.support.kept_log import KeptLog
 from tests.support.remembering import make_memory, report_with_facts, talk
 
 TEXTS = ("Never push to main. Fix the parser.", "Now the lexer.", "And the docs.")
@@ -19,11 +21,11 @@ FORGOTTEN = "all items of this session are forgotten; the log keeps what was sai
 
 
 @pytest.fixture
-def shop() -> Workshop:
+def shop(tmp_path: Path) -> Workshop:
     """A session of three turns, of two of which there is memory."""
 
     async def make() -> Workshop:
-        shop = Workshop(report_with_facts, ceiling=100_000)
+        shop = Workshop(report_with_facts, ceiling=100_000, archive=KeptLog(tmp_path))
         await talk(shop, TEXTS)
         await make_memory(shop).compact(shop.session)
         return shop
@@ -32,11 +34,7 @@ def shop() -> Workshop:
 
 
 def run(shop: Workshop, *arguments: str, **changes: Any) -> int:
-    async def close() -> None:
-        """The log stays."""
-
-    shop.log.close = close
-    return call_with(arguments, lambda settings: shop.log, **changes)
+    return call_with(arguments, lambda settings: SqliteReader(shop.log.path), **changes)
 
 
 def test_reports_and_facts_are_written(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,10 +79,12 @@ def test_a_snapshot_is_written_as_it_would_be_sent(shop: Workshop, capsys: pytes
 
 def test_a_report_on_one_turn_and_a_request_are_told(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
     async def change() -> None:
+        await shop.log.reopen()
         memory = make_memory(shop)
         shop.clock.advance(1)
         await memory.compact(shop.session, ["turn_0001"])
         await memory.memory.order(shop.session, "request")
+        await shop.log.close()
 
     asyncio.run(change())
     run(shop, "memory", shop.session, "--type", "episodic")

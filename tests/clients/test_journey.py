@@ -45,11 +45,6 @@ def test_a_journey_without_a_fault(tmp_path: Path) -> None:
     assert (b'"call_1_0"' in answers[0], b'"call_1001_0"' in answers[3]) == (True, True), "the first run comes first"
 
 
-def test_a_journey_by_run_without_a_fault(tmp_path: Path) -> None:
-    assert run_journey(replace(CLIENT, files={}), PROGRAMS, tmp_path, by_run=True) == []
-    assert len(read_log(tmp_path / "data").exchanges) == 6
-
-
 def test_the_log_is_held_against_what_the_upstream_saw_and_its_trees_against_those_expected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,6 @@
 Nothing is refused, not even inside a call, and what is not sent is told. `benchmarks/strict_sessions.py` has long ones.
 """
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.bound_sessions import MODEL, BoundSession
@@ -34,8 +32,8 @@ async def test_nothing_is_refused_because_of_us(
     assert min(counts[name] for name in ("restart", "retry", "branch", "bypass", "observe")) > 0
 
 
-async def test_what_was_made_under_an_epoch_is_known_after_a_restart(tmp_path: Path) -> None:
-    session = BoundSession(8_000, size=1_500, often=0, path=tmp_path)
+async def test_what_was_made_under_an_epoch_is_known_after_a_restart() -> None:
+    session = BoundSession(8_000, size=1_500, often=0)
     while session.counts["managed"] < 3:
         await session.call()
     kept = session.counts["blocks sent"]

@@ -19,9 +19,9 @@ from proxy.model.exchange import Outcome
 from proxy.read.cache import CacheReport, load_cache
 from proxy.read.savings import Saving, SavingsInputs
 from tests.support.engine import FixedClock
+from tests.support.kept_log import KeptLog
 from tests.support.managed import ManagedEngine, answer
 from tests.support.managing import Message, make_history
-from tests.support.memory_store.archive import MemoryArchive
 
 BLOCK, MINIMUM, RETENTION = 128, 1024, 300.0
 PROVIDER = Provider("api.openai.com")
@@ -110,9 +110,9 @@ class World:
         report = await load_cache(log, row.id, inputs)
         return report, report.saved
 
-    async def store(self) -> MemoryArchive:
+    async def store(self) -> KeptLog:
         """A log with the records of the engine's."""
-        archive = MemoryArchive()
+        archive = KeptLog()
         for each in self.engine.log.appended:
             assert await archive.append(*each.records)
         return archive

@@ -52,7 +52,7 @@ OF_MESSAGES = {"model": "claude-sonnet-4-5", "max_tokens": 99, "system": [{"type
     ],
 )
 async def test_a_body_of_another_wire_is_the_upstreams_to_refuse(path: bytes, wire: str, body: Any) -> None:
-    talk = Talk(None, 4_000, RefusingUpstream())
+    talk = Talk(4_000, RefusingUpstream())
     content, client = json.dumps(body).encode(), RecordingClient()
     await wait_out(talk.engine.begin(ClientRequest("POST", path, NAME, content), wire, client))
     assert (client.status, client.body) == (400, refuse(content))

@@ -4,7 +4,6 @@ Nothing is refused, not even inside a call, whatever a client and a person do in
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,8 +53,8 @@ async def test_nothing_is_refused_because_of_it(kind: Any, seed: int, options: d
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_the_ledger_and_its_references_are_ours_and_the_rendering_is_replayed(kind: Any, tmp_path: Path) -> None:
-    session = kind(8_000, size=1_500, often=0, path=tmp_path)
+async def test_the_ledger_and_its_references_are_ours_and_the_rendering_is_replayed(kind: Any) -> None:
+    session = kind(8_000, size=1_500, often=0)
     await session.run_until(2)
     before = session.sent_bodies[-1]
     block = session.find_block(json.loads(before))
@@ -113,8 +112,8 @@ async def test_a_refusal_that_does_not_speak_of_it_is_not_laid_at_its_door(kind:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_an_upstream_that_is_to_have_none_any_more_gets_the_ledger_alone(kind: Any, tmp_path: Path) -> None:
-    session = kind(8_000, size=1_500, often=0, path=tmp_path)
+async def test_an_upstream_that_is_to_have_none_any_more_gets_the_ledger_alone(kind: Any) -> None:
+    session = kind(8_000, size=1_500, often=0)
     await session.run_until(2)
     session.upstream.has_compaction = False
     session.talk.set_provider(NONE)

@@ -8,7 +8,6 @@ would, in requests of ours, too.
 import json
 from functools import partialmethod
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,8 +90,8 @@ async def test_above_it_the_history_is_written_out_and_extends_one_prefix(by: st
 
 
 @BY
-async def test_they_are_written_out_after_a_restart(by: str, tmp_path: Path) -> None:
-    session = make(8_000, by, path=tmp_path)
+async def test_they_are_written_out_after_a_restart(by: str) -> None:
+    session = make(8_000, by)
     for _ in range(4):
         await session.run(8)
         await session.restart()

@@ -78,7 +78,7 @@ class JourneyTalk:
 class _Journey:
     """What a session over sockets has in common on both wires."""
 
-    def make_talk(self, path: Any, ceiling: int, provider: Any, **_: Any) -> Any:
+    def make_talk(self, ceiling: int, provider: Any, **_: Any) -> Any:
         return JourneyTalk(self.upstream)  # type: ignore[attr-defined]
 
     def _listen(self) -> None:

@@ -26,7 +26,7 @@ from tests.store.samples import (
     make_round,
     make_step,
 )
-from tests.support.memory_store.archive import MemoryArchive
+from tests.support.kept_log import KeptLog
 
 UNKNOWN_CARD = Card()
 LAYERS = b"tools---system--settings"
@@ -34,7 +34,7 @@ MARKED = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"cache_con
 CHAIN = make_chain("a", "!b", "c", "!d", "e", "!f", "g")
 
 
-class PartlyErased(MemoryArchive):
+class PartlyErased(KeptLog):
     """The bodies of these exchanges were erased."""
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class PartlyErased(MemoryArchive):
 
     async def load_request(self, exchange: str) -> bytes:
         self._refuse(exchange)
-        return await super().load_request(exchange)
+        return await self.stored.load_request(exchange)
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
         self._refuse(exchange)
-        return await super().load_sent(exchange, k)
+        return await self.stored.load_sent(exchange, k)
 
     def _refuse(self, exchange: str) -> None:
         if exchange in self.erased:

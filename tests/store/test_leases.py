@@ -3,7 +3,7 @@ import pytest
 from proxy.engine.ports import Leases
 from tests.store.lease_contract import LeaseContract
 from tests.support.engine import FixedClock
-from tests.support.memory_store.leases import MemoryLeases
+from tests.support.leases import MemoryLeases
 
 
 class TestMemoryLeases(LeaseContract):

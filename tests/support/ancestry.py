@@ -73,7 +73,8 @@ class Trees:
         trees, names = list(self.by_id.values()), set(marks)
         own = [tree for tree in trees if tree.key.tenant == session.tenant]
         answered = _find_answered(own, nodes)
-        found = [tree for tree in own if tree.key.id == session.id or not names.isdisjoint(tree.marks)]
+        found = [tree for tree in own if tree.key.id == session.id]
+        found += answered or [tree for tree in own if not names.isdisjoint(tree.marks)]
         found += answered or _find_answered(trees, nodes)
         return [tree.store() for tree in trees if tree in found]
 

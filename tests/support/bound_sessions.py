@@ -6,7 +6,6 @@ Rule: the client keeps each answer as it came and sends all of it again; it neve
 import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -43,7 +42,6 @@ class BoundSession:
         seed: int = 0,
         size: int = 900,
         often: int = 1,
-        path: Path | None = None,
         provider: Provider | None = None,
         card: Card | None = None,
         has_reports: bool = False,
@@ -51,7 +49,7 @@ class BoundSession:
     ) -> None:
         """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
         self.upstream: Any = self.make_upstream(check, member, seed)
-        self.talk: Any = self.make_talk(path, ceiling, provider, card=card, has_reports=has_reports, run=run)
+        self.talk: Any = self.make_talk(ceiling, provider, card=card, has_reports=has_reports, run=run)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
         self.name: Headers = NAME  # what its client sends with each call
@@ -72,9 +70,9 @@ class BoundSession:
         """The upstream."""
         return StrictUpstream(check, member, seed)
 
-    def make_talk(self, path: Path | None, ceiling: int, provider: Provider | None, **options: Any) -> Talk:
+    def make_talk(self, ceiling: int, provider: Provider | None, **options: Any) -> Talk:
         """The engine over a log."""
-        return Talk(path, ceiling, self.upstream, provider, **options)
+        return Talk(ceiling, self.upstream, provider, **options)
 
     def begin(self) -> list[Message]:
         """The messages before the user's first."""

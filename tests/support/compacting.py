@@ -35,9 +35,9 @@ from proxy.engine.request_resolver import Route
 from proxy.engine.text_jobs import TextJobs
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card
-from proxy.model.epoch import Summary
+from proxy.model.epoch import Epoch, Summary
 from proxy.model.events import AnswerRead, ExchangeRecorded
-from proxy.model.exchange import ClientRequest, Headers, Usage
+from proxy.model.exchange import ClientRequest, Headers, Opening, Usage
 from proxy.wire import FORMATS
 from proxy.wire.summary_request import make_target
 from tests.support.engine import (
@@ -50,10 +50,10 @@ from tests.support.engine import (
     Sent,
     wait_out,
 )
+from tests.support.kept_log import KeptLog
+from tests.support.leases import MemoryLeases
 from tests.support.managed import NAMED, spell_as_client
 from tests.support.managing import MODEL, Message, QuarterTokens, StatedCatalog, make_planner, make_subject
-from tests.support.memory_store.archive import MemoryArchive
-from tests.support.memory_store.leases import MemoryLeases
 
 REPORT = """## Goal
 - The tests of the parser are to be mended.
@@ -169,7 +169,7 @@ class Model(ScriptedUpstream):
 
 
 class Workshop(Engine):
-    """The engine, whose log is in memory unless another is given. What is to be done later is in `later`."""
+    """The engine, over a log of its own unless another is given. What is to be done later is in `later`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Workshop(Engine):
         engine_policy = EnginePolicy(commit_wait_ms=60_000)
         self.model: Model = upstream or Model(summarise, wire=wire)
         self.wire, self.edits_context = wire, provider is None or provider.edits_context
-        log: Any = archive or (after.archive if after is not None else MemoryArchive())
+        log: Any = archive or (after.archive if after is not None else KeptLog())
         super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
         self.log = log
         self.later: list[Callable[[], None]] = []
@@ -270,8 +270,8 @@ class Workshop(Engine):
     @property
     def session(self) -> str:
         """The only session's id."""
-        (only,) = self.log.tables.sessions
-        return str(only)
+        (only,) = {str(opening.session.id) for opening in self.log.of(Opening)}
+        return only
 
     @property
     def context(self) -> SessionContext:
@@ -283,12 +283,12 @@ class Workshop(Engine):
     @property
     def summaries(self) -> list[Summary]:
         """All in the log, oldest first."""
-        return list(self.log.tables.summaries.values())
+        return list(self.log.of(Summary))
 
     @property
     def epochs(self) -> list[Any]:
         """All in the log, oldest first."""
-        return list(self.log.tables.epochs.values())
+        return list(self.log.of(Epoch))
 
 
 def record_usage(budget: SpendBudget, session: str, usage: Usage) -> None:

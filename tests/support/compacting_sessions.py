@@ -4,7 +4,6 @@ Rule: as in `wire_sessions`; what goes on beside a call ends before the next one
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 from proxy.engine.policy import Provider
@@ -138,8 +137,8 @@ class CompactingMessages(_Compacting, MessageSession):
         upstream.has_compaction = True
         return upstream
 
-    def make_talk(self, path: Path | None, ceiling: int, provider: Provider | None, **options: Any) -> Talk:
-        return CompactingTalk(path, ceiling, self.upstream, provider or COMPACTING, **options)
+    def make_talk(self, ceiling: int, provider: Provider | None, **options: Any) -> Talk:
+        return CompactingTalk(ceiling, self.upstream, provider or COMPACTING, **options)
 
 
 class CompactingResponses(_Compacting, ResponseSession):
@@ -148,5 +147,5 @@ class CompactingResponses(_Compacting, ResponseSession):
     def make_upstream(self, check: Any, member: Any, seed: int) -> StrictResponses:
         return ReportingResponses(seed)
 
-    def make_talk(self, path: Path | None, ceiling: int, provider: Provider | None, **options: Any) -> Talk:
-        return ResponsesTalk(path, ceiling, self.upstream, provider or COMPACTING, **options)
+    def make_talk(self, ceiling: int, provider: Provider | None, **options: Any) -> Talk:
+        return ResponsesTalk(ceiling, self.upstream, provider or COMPACTING, **options)

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from proxy.engine.history.policy import NudgePolicy
@@ -12,9 +11,6 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.recall.rounds import Run
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.model.manifest import compute_digest
-from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.archive import open_sqlite
 from proxy.wire import FORMATS
 from tests.support.engine import (
     JSON,
@@ -27,7 +23,7 @@ from tests.support.engine import (
     Sent,
     wait_out,
 )
-from tests.support.memory_store.archive import MemoryArchive
+from tests.support.kept_log import KeptLog
 
 Wire = Literal["chat_completions", "responses", "anthropic_messages"]
 WIRES: tuple[Wire, ...] = ("chat_completions", "responses", "anthropic_messages")
@@ -117,12 +113,11 @@ class QueuedUpstream(ScriptedUpstream):
 
 
 class HeldClient:
-    """A client that sends only what is new, and the engine over a log, in memory or in a directory."""
+    """A client that sends only what is new, and the engine over a log."""
 
     def __init__(
         self,
         wire: Wire,
-        path: Path | None = None,
         *,
         ceiling: int | None = None,
         nudges: NudgePolicy | None = None,
@@ -132,19 +127,14 @@ class HeldClient:
         self.wire: Wire = wire
         self.form = FORMATS[wire]
         self.upstream = QueuedUpstream(wire)
-        self._policy = StorePolicy(path / "log.db") if path is not None else None
         self._options: dict[str, Any] = {"ceiling": ceiling, "nudges": nudges, "run": run, "provider": provider}
-        self.log: Any = MemoryArchive()
+        self.log: Any = KeptLog()
         self.engine: Engine
         self.client = RecordingClient()
         self.lost = 0  # records that the log has refused
         self._open(None)
 
     def _open(self, after: Engine | None) -> None:
-        if self._policy is not None:
-            self.log = open_sqlite(self._policy, asyncio.get_running_loop())
-        if after is not None:
-            after.archive = self.log
         self.engine = Engine(self.upstream, archive=self.log, after=after, **self._options)
         if after is not None:
             self.engine.clock.advance(after.clock.monotonic() - self.engine.clock.monotonic())
@@ -198,8 +188,7 @@ class HeldClient:
     async def reopen(self) -> None:
         """Stop, and start again with the same log."""
         assert await self.engine.tasks.finish(LIMIT)
-        if self._policy is not None:
-            await self.log.close()
+        await self.log.reopen()
         self._open(self.engine)
 
     async def close(self) -> None:
@@ -214,8 +203,3 @@ class HeldClient:
         (row,) = await self.log.list_sessions()
         found: str = row.id
         return found
-
-
-def digest(*messages: Message) -> bytes:
-    """The digest of the messages of a call, as its record has it."""
-    return compute_digest(b"\n".join([json.dumps(each).encode() for each in messages]))

@@ -3,23 +3,19 @@
 With steps of 300 characters and a ceiling of 4,000 tokens epochs open where they pay, long before the high mark.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.policy import Provider
-from proxy.engine.ports import Archive, RequestBody
+from proxy.engine.ports import RequestBody
 from proxy.engine.recall.rounds import Run
 from proxy.model.card import Card
 from proxy.model.exchange import ClientRequest, Headers
-from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.archive import open_sqlite
 from tests.support.compacting import Workshop
 from tests.support.engine import (
     JSON,
@@ -31,8 +27,8 @@ from tests.support.engine import (
     Sent,
     wait_out,
 )
+from tests.support.kept_log import KeptLog
 from tests.support.managing import Message, make_history, spell
-from tests.support.memory_store.archive import MemoryArchive
 
 NAME: Headers = ((b"x-palimpsest-session", b"talk"), (b"authorization", b"Bearer sk-1"))
 MOST_STEPS = 150
@@ -59,11 +55,10 @@ class TalkingUpstream(ScriptedUpstream):
 
 
 class Talk:
-    """The engine over a log, in memory or in a directory; `ask` is a call of the client's, `reopen` a restart."""
+    """The engine over a log; `ask` is a call of the client's, `reopen` a restart."""
 
     def __init__(
         self,
-        path: Path | None = None,
         ceiling: int | None = 4000,
         upstream: ScriptedUpstream | None = None,
         provider: Provider | None = None,
@@ -77,7 +72,6 @@ class Talk:
         Models recall by `run`, or not at all.
         """
         self._run = run
-        self._policy = StorePolicy(path / "log.db") if path is not None else None
         self._ceiling = ceiling
         self._provider = provider
         self._card, self._has_reports = card, has_reports
@@ -87,16 +81,11 @@ class Talk:
         self.engine: Engine
         self.step = self.opened = 0
         self.was_opened = False
-        self.log: Archive = MemoryArchive()
+        self.log: Any = KeptLog()
         self._open(None)
 
     def _open(self, after: Engine | None) -> None:
-        if self._policy is not None:
-            self.log = open_sqlite(self._policy, asyncio.get_running_loop())
-        log: Any = self.log
-        if after is not None:
-            after.archive = log
-        parts = self.engine = self.build(log, self._ceiling, self._provider, after)
+        parts = self.engine = self.build(self.log, self._ceiling, self._provider, after)
         gate = DurabilityWaiter(self.log, 5_000)
         self.care = EpochAdmin(parts.controller.states, self.log, gate, parts.bus, parts.ids)
 
@@ -143,7 +132,8 @@ class Talk:
 
     async def reopen(self) -> None:
         """Stop, and start again with the same log."""
-        await self._stop()
+        await self.settle()
+        await self.log.reopen()
         self._open(self.engine)
 
     async def close(self) -> None:
@@ -152,8 +142,3 @@ class Talk:
         faults, dropped = (await self.log.verify()).faults, self.log.health.dropped
         await self.log.close()
         assert (faults, dropped) == ((), 0)
-
-    async def _stop(self) -> None:
-        assert await self.engine.tasks.finish(LIMIT)
-        if self._policy is not None:
-            await self.log.close()

@@ -73,12 +73,12 @@ def choose_tail(
 class _Beginning(Value):
     """What is sent in place of the messages before step `step`: our message, and `earlier` steps that stay.
 
-    `marked` are replaced outputs among these, by place.
+    `replaced` are replaced outputs among these, by place.
     """
 
     step: int
     earlier: tuple[int, ...]
-    marked: Mapping[int, ReplacedMessage]
+    replaced: Mapping[int, ReplacedMessage]
     text: str
     tokens: int
 
@@ -138,28 +138,28 @@ def _begin(
     step = bisect_right(index.steps, start, key=lambda each: each.stop)
     newest = {i for i in index.newest if i < step and index.steps[i].start < place}
     earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step) | newest)))
-    marked = {**prune(request, index, earlier), **_shorten_newest(request, second, newest)}
+    replaced = {**prune(request, index, earlier), **_shorten_newest(request, second, newest)}
     left = min(place, index.find_start(step)) - sum(len(index.steps[i].places) for i in earlier)
     access = NOTE_RECALL if request.has_tool else NOTE_ACCESS
     note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
     recent = _render_recent(request.messages, place, start)
     shown, gone = "\n\n".join(filter(None, (note, request.memory.text, recent))), set(range(step)) - {*earlier}
-    shortened = {at: made.edit.text for at, made in marked.items() if index.messages[at].structure.role == "user"}
+    shortened = {at: made.edit.text for at, made in replaced.items() if index.messages[at].structure.role == "user"}
     rules = format_rules(list_unsent_rules(index, gone, shortened, (shown,)), request.budget.usable, count)
     text = f"{shown}\n\n{rules}" if rules else shown
     tokens = count(text) + MESSAGE_FRAME + sum(index.steps[i].tokens for i in earlier)
-    tokens -= count_saved_tokens(index, marked, count)
-    return _Beginning(step, earlier, marked, text, tokens)
+    tokens -= count_saved_tokens(index, replaced, count)
+    return _Beginning(step, earlier, replaced, text, tokens)
 
 
 def _shorten_newest(request: PlanRequest, second: MessageForms, steps: Collection[int]) -> dict[int, ReplacedMessage]:
     """Return what replaces those of the user's newest turns that would leave too little room, by place."""
-    room, marked = _CURRENT_SHARE * _TAIL_SHARE * request.budget.soft, dict[int, ReplacedMessage]()
+    room, replaced = _CURRENT_SHARE * _TAIL_SHARE * request.budget.soft, dict[int, ReplacedMessage]()
     for i, forms in second.items():
         if i in steps:
             chosen = next((form for form in forms if form.tokens <= room), forms[-1])
-            marked |= list_shortened([chosen])
-    return marked
+            replaced |= list_shortened([chosen])
+    return replaced
 
 
 def _render_recent(messages: Sequence[CountedMessage], place: int, stop: int) -> str:
@@ -182,11 +182,11 @@ def _make_plan(request: PlanRequest, index: ConversationIndex, made: _Beginning)
 def _list_edits(index: ConversationIndex, made: _Beginning) -> Iterator[Edit]:
     yield Written(made.text, 0, index.find_start(made.step))
     for place in (place for i in made.earlier for place in index.steps[i].places):
-        yield made.marked[place].edit if place in made.marked else Kept(place)
+        yield made.replaced[place].edit if place in made.replaced else Kept(place)
 
 
 def _list_references(made: _Beginning) -> Iterator[Reference]:
-    yield from (reference for each in made.marked.values() for reference in each.references)
+    yield from (reference for each in made.replaced.values() for reference in each.references)
 
 
 def _make_zones(request: PlanRequest, index: ConversationIndex, made: _Beginning, build: Build) -> ContextPlan:

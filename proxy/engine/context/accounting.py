@@ -338,19 +338,19 @@ def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | Non
         return None
     depth = state.epoch.depth if state.epoch is not None else 0
     structures = history.structures[depth:]
-    sizes, marks = [history.head.tokens], [0] if cache.is_head_marked else []
+    sizes, breakpoints = [history.head.tokens], [0] if cache.has_head_breakpoint else []
     if depth:
         sizes.append(sizes[0] + state.epoch_tokens)
-        marks.append(1)  # a marker, or a user message of ours
+        breakpoints.append(1)  # a marker, or a user message of ours
     for place, structure in enumerate(structures, depth):
         following = structures[place - depth + 1].role if place - depth + 1 < len(structures) else ""
         is_end = structure.role in ("user", "tool") and following != "tool"
         if structure.markers if cache.kind == "breakpoints" else is_end:
-            marks.append(len(sizes))
+            breakpoints.append(len(sizes))
         added = state.count_recalled(depth) - state.count_recalled(place + 1) if state.has_tool else 0
         frozen = state.epoch_tokens if depth else 0
         sizes.append(history.head.tokens + frozen + history.count(depth, place + 1) + added)
-    return [sizes[place] for place in cache.list_readable(marks, len(sizes))]
+    return [sizes[place] for place in cache.list_readable(breakpoints, len(sizes))]
 
 
 def _find_client_matching(state: RequestState) -> int | None:

@@ -17,13 +17,13 @@ from proxy.model.events import EpochOpened
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.compacting import REPORT, Workshop, fail, give_report, in_time, list_reports, say
 from tests.support.engine import ScriptedResponse
+from tests.support.leases import MemoryLeases
 from tests.support.managing import make_history
 from tests.support.manual_compaction import STEPS, carry, compact, go_on, load_newest, make_manual_compaction
-from tests.support.memory_store.leases import MemoryLeases
 
 
 @pytest.fixture
-def shop() -> Workshop:
+async def shop() -> Workshop:
     """A budget of which the sessions here take a twentieth: nothing is done of our own accord."""
     return Workshop(ceiling=100_000)
 
@@ -264,7 +264,8 @@ async def test_what_is_being_made_is_waited_for() -> None:
     await shop.call(make_history(18, 1200))
     await in_time(held.wait())
     asked = asyncio.create_task(make_manual_compaction(shop).compact(shop.session, ManualOptions()))
-    await asyncio.sleep(0)
+    for _ in range(10):  # it reads the log before it waits
+        await shop.log.list_sessions()
     assert not asked.done()
     shop.model.summarise = give_report
     slow.feed(b"{}", ending="last")

@@ -20,7 +20,7 @@ from tests.support.manual_compaction import STEPS, carry, compact, go_on, load_n
 
 
 @pytest.fixture
-def shop() -> Workshop:
+async def shop() -> Workshop:
     """A budget of which the sessions here take a twentieth."""
     return Workshop(ceiling=100_000)
 

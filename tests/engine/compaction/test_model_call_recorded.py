@@ -1,7 +1,6 @@
 """Calls of our own in the real log: it grows with what is new, and shows them for what they are."""
 
 import asyncio
-import sqlite3
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -13,7 +12,6 @@ from proxy.model.log import Record
 from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
-from proxy.store.sqlite.reader import SqliteReader
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.summary_request import OutputLimit, write_warm
 from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
@@ -43,13 +41,6 @@ def open_request(setup: Setup) -> Opening:
     return replace(opening, exchange="x0", kind="managed", body=body)
 
 
-def count(path: Path, table: str) -> int:
-    with sqlite3.connect(path) as log:
-        [(rows,)] = log.execute(f"SELECT count(*) FROM {table}")
-    log.close()
-    return int(rows)
-
-
 def read_all(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.iterdir())
 
@@ -57,24 +48,6 @@ def read_all(folder: Path) -> bytes:
 async def record(archive: SqliteArchive, *records: Record) -> None:
     async with asyncio.timeout(LIMIT):
         assert await archive.append(*records)
-
-
-async def test_a_warm_question_grows_the_log_by_one_message(tmp_path: Path) -> None:
-    setup = Setup(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
-    body, records = await ask_warm(setup)
-    archive = open_sqlite(StorePolicy(tmp_path / "log.db", durability="full"), asyncio.get_running_loop())
-    await record(archive, open_request(setup))
-    before = count(tmp_path / "log.db", "raw")
-    await record(archive, *records)
-    assert before == 102
-    assert count(tmp_path / "log.db", "raw") == before + 1
-    assert archive.health.dropped == 0
-    await archive.close()
-    log = SqliteReader(tmp_path / "log.db")
-    assert await log.load_request("x1") == await log.load_sent("x1", 0) == body
-    assert [(row.kind, row.n) for row in await log.list_exchanges("s1")] == [("managed", 1), ("auxiliary", 2)]
-    assert not (await log.verify()).faults
-    await log.close()
 
 
 async def test_no_key_is_anywhere_in_it(tmp_path: Path) -> None:

@@ -15,33 +15,21 @@ from tests.support.managing import MODEL, SESSION
 from tests.support.model_calls import EXPECTED, KEY, Setup
 
 
-def test_one_failure_is_none() -> None:
-    assert CircuitBreaker().fail(100.0).allows(100.0)
-
-
-def test_two_in_a_row_trip_it() -> None:
-    breaker = CircuitBreaker().fail(90.0).fail(100.0)
-    assert not breaker.allows(129.9)
-    assert breaker.allows(130.0)
-
-
-def test_pauses_grow_up_to_a_quarter_of_an_hour() -> None:
+def test_two_failures_in_a_row_trip_it_and_its_pauses_grow_up_to_a_quarter_of_an_hour() -> None:
     breaker, pauses = CircuitBreaker(), []
     for _ in range(20):
-        breaker = breaker.fail(0.0)
+        breaker = breaker.fail(100.0)
         pauses.append(breaker.pause)
-    assert pauses[:8] == [0, 30, 60, 120, 240, 480, 900, 900]
-    assert pauses[-1] == 900
+        assert breaker.allows(100.0 + breaker.pause)
+        assert not breaker.pause or not breaker.allows(99.9 + breaker.pause)
+    assert pauses == [0, 30, 60, 120, 240, 480, *[900] * 14]
 
 
-def test_behind_a_pause_one_call_probes() -> None:
+def test_behind_a_pause_one_call_probes_and_before_it_trips_calls_may_stand_side_by_side() -> None:
     breaker = CircuitBreaker().fail(0.0).fail(0.0).begin(30.0)
     assert not breaker.allows(59.9)
     assert breaker.allows(60.0)  # nothing was heard of it
     assert not breaker.fail(31.0).allows(90.9)
-
-
-def test_before_it_trips_calls_may_stand_side_by_side() -> None:
     assert CircuitBreaker().fail(0.0).begin(5.0).allows(5.0)
 
 
@@ -81,19 +69,19 @@ def hear(*usages: Usage | None) -> bool:
     return tracker.is_cold("main", "m")
 
 
-def test_twice_cold_is_cold_from_then_on() -> None:
-    assert not hear(COLD)
-    assert hear(COLD, COLD)
-    assert hear(COLD, COLD, WARM)
-
-
-def test_a_warm_one_between_is_taken_for_more() -> None:
-    assert not hear(COLD, WARM, COLD)
-
-
-def test_what_was_not_reported_tells_nothing() -> None:
-    assert not hear(Usage(1000, 10), Usage(cached=0), None, Usage(0, 0, cached=0))
-    assert hear(COLD, Usage(1000, 10), COLD)
+@pytest.mark.parametrize(
+    ("usages", "is_cold"),
+    [
+        ((COLD,), False),
+        ((COLD, COLD), True),
+        ((COLD, COLD, WARM), True),  # from then on
+        ((COLD, WARM, COLD), False),
+        ((Usage(1000, 10), Usage(cached=0), None, Usage(0, 0, cached=0)), False),  # what says nothing
+        ((COLD, Usage(1000, 10), COLD), True),
+    ],
+)
+def test_a_cache_that_was_cold_twice_in_a_row_is_cold(usages: tuple[Usage | None, ...], *, is_cold: bool) -> None:
+    assert hear(*usages) is is_cold
 
 
 def test_most_calls_are_answered_within_the_percentile() -> None:
@@ -135,11 +123,8 @@ def world() -> World:
     return World()
 
 
-def test_where_nothing_was_said_nothing_is_limited(world: World) -> None:
-    assert world.objects() == ""
-
-
 def test_what_is_left_must_take_it_twice(world: World) -> None:
+    assert world.objects() == ""  # nothing was said yet
     world.tell(x_ratelimit_remaining_tokens="1000")
     assert world.objects(500) == ""
     assert world.objects(501) == "the provider has 1000 tokens left for now, and 1002 would have to be"
@@ -152,17 +137,12 @@ def test_one_request_is_left_to_the_client(world: World) -> None:
     assert world.objects() == ""
 
 
-def test_what_was_said_is_forgotten_when_more_has_come(world: World) -> None:
-    world.tell(x_ratelimit_remaining_tokens="0", x_ratelimit_reset_tokens="10s")
-    world.clock.advance(9.9)
-    assert world.objects()
-    world.clock.advance(0.1)
-    assert not world.objects()
-
-
-def test_what_has_no_end_is_believed_for_a_minute(world: World) -> None:
-    world.tell(x_ratelimit_remaining_tokens="0")
-    world.clock.advance(59.9)
+@pytest.mark.parametrize(("fields", "seconds"), [({"x_ratelimit_reset_tokens": "10s"}, 10), ({}, 60)])
+def test_a_limit_is_forgotten_when_more_has_come_or_after_a_minute(
+    world: World, fields: dict[str, Any], seconds: float
+) -> None:
+    world.tell(x_ratelimit_remaining_tokens="0", **fields)
+    world.clock.advance(seconds - 0.1)
     assert world.objects()
     world.clock.advance(0.1)
     assert not world.objects()
@@ -217,22 +197,23 @@ def object_to(setup: Setup, headers: Headers = KEY, upstream: str = "main", expe
     return setup.health.find_objection(SESSION, key, upstream, MODEL, expected=expected)
 
 
-def test_as_a_rule_it_may_be() -> None:
-    assert object_to(make_desk()) == ""
+OWN = Provider(has_own_key=True)
 
 
-def test_plans_of_people_are_not_used_unless_they_said_so() -> None:
-    assert "subscription_calls" in object_to(make_desk(), PLAN)
-    assert object_to(make_desk(CompactionPolicy(subscription_calls=True)), PLAN) == ""
-
-
-def test_with_a_key_of_the_settings_the_clients_does_not_matter() -> None:
-    assert object_to(make_desk(main=Provider(has_own_key=True)), PLAN) == ""
-
-
-def test_another_upstream_needs_a_key_of_the_settings() -> None:
-    assert object_to(make_desk(), upstream="other") == "no client's key goes to another upstream; set api_key of other"
-    assert object_to(make_desk(other=Provider(has_own_key=True)), upstream="other") == ""
+@pytest.mark.parametrize(
+    ("policy", "providers", "headers", "upstream", "objection"),
+    [
+        (None, {}, KEY, "main", ""),
+        (None, {}, PLAN, "main", "subscription_calls"),
+        (CompactionPolicy(subscription_calls=True), {}, PLAN, "main", ""),
+        (None, {"main": OWN}, PLAN, "main", ""),
+        (None, {}, KEY, "other", "no client's key goes to another upstream; set api_key of other"),
+        (None, {"other": OWN}, KEY, "other", ""),
+    ],
+)
+def test_whose_key_may_be_used(policy: Any, providers: Any, headers: Headers, upstream: str, objection: str) -> None:
+    found = object_to(make_desk(policy, **providers), headers, upstream)
+    assert objection in found and bool(found) is bool(objection)
 
 
 def test_a_model_that_fails_is_left_alone() -> None:
@@ -253,10 +234,6 @@ def test_limits_count_what_is_asked_and_what_is_answered() -> None:
     assert object_to(setup, expected=Usage(1099)) == ""
 
 
-def test_the_budget_has_the_last_word() -> None:
-    assert "spend_fraction" in object_to(make_desk(), expected=Usage(60_000, 100))
-
-
 def test_what_a_person_wished_may_take_more_than_its_share_and_no_plan_that_nobody_opened() -> None:
     setup = make_desk(CompactionPolicy(spend_fraction=0.0))
     for headers, objection in ((KEY, ""), (PLAN, "the credential is of a person's plan")):
@@ -265,6 +242,7 @@ def test_what_a_person_wished_may_take_more_than_its_share_and_no_plan_that_nobo
         assert found.startswith(objection)
         assert bool(found) == bool(objection)
     assert "spend_fraction" in object_to(setup)
+    assert "spend_fraction" in object_to(make_desk(), expected=Usage(60_000, 100))
 
 
 def test_limits_come_by_the_bus_and_are_shared_where_the_key_is() -> None:

@@ -12,7 +12,7 @@ from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.compaction.model_prompt import PromptBuilder, SummaryPrompt, compute_limit
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.text_jobs import TextJobs
-from proxy.model.exchange import Usage
+from proxy.model.exchange import Opening, Usage
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
@@ -112,7 +112,7 @@ async def test_a_beginning_that_is_not_shown_is_told_in_a_transcript_unless_it_i
 
 
 def _find_key(workshop: Workshop) -> Any:
-    return workshop.log.tables.keys[workshop.session]
+    return workshop.log.of(Opening)[0].session
 
 
 async def test_a_warm_question_is_not_asked_where_it_would_not_be_the_same_or_not_be_answered() -> None:

@@ -16,7 +16,7 @@ from proxy.engine.compaction.provider_compaction import check_compaction, name_t
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Epoch, Summary
 from proxy.model.events import AuxiliaryEnded, SummaryAddedEvent
-from proxy.model.exchange import Usage
+from proxy.model.exchange import Opening, Usage
 from tests.support.compacting import FREE, Reply, Workshop, fail
 from tests.support.engine import JSON, ScriptedResponse, Sent
 from tests.support.managing import Message, make_history, make_subject
@@ -97,7 +97,7 @@ async def test_it_is_asked_for_where_a_summary_would_be_and_recorded_as_one() ->
     assert json.loads(summary.block) == {"role": "assistant", "content": [BLOCK]}
     assert (summary.model, summary.is_provisional, summary.reason) == (MODEL, False, "")
     assert summary.text.endswith(f"up to message {summary.stop}]\n{BLOCK['content']}")
-    (opening,) = [each.opening for each in shop.log.tables.exchanges.values() if each.opening.kind == "auxiliary"]
+    (opening,) = [opening for opening in shop.log.of(Opening) if opening.kind == "auxiliary"]
     assert summary.calls == (opening.exchange,)
     assert [each.summary for each in shop.events if isinstance(each, SummaryAddedEvent)] == [summary.id]
     (ended,) = [each for each in shop.events if isinstance(each, AuxiliaryEnded)]

@@ -9,6 +9,7 @@ import pytest
 
 from proxy.engine.policy import Provider
 from proxy.engine.request_resolver import Route
+from proxy.model.exchange import Opening
 from proxy.wire import FORMATS
 from proxy.wire.summary_request import make_target
 from tests.support.compacting import (
@@ -48,7 +49,7 @@ def first(reply: Reply) -> Callable[[bytes], Reply]:
 
 
 def list_openings(shop: Workshop) -> list[Any]:
-    return [each.opening for each in shop.log.tables.exchanges.values() if each.opening.kind == "auxiliary"]
+    return [opening for opening in shop.log.of(Opening) if opening.kind == "auxiliary"]
 
 
 async def test_a_report_is_asked_for_behind_the_last_request_and_shown_by_the_next_epoch(wire: str) -> None:

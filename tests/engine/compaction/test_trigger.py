@@ -16,9 +16,9 @@ from proxy.model.card import Card
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers, Usage
-from tests.support.compacting import FREE, Workshop, fail, in_time, is_own, record_usage
+from tests.support.compacting import FREE, Workshop, in_time, is_own, record_usage
+from tests.support.kept_log import KeptLog
 from tests.support.managing import Message, make_history
-from tests.support.memory_store.archive import MemoryArchive
 
 HISTORY = make_history(22, 1600)
 LOCAL = Provider(cache="local")
@@ -99,26 +99,6 @@ def record(shop: Workshop) -> Recording:
     shop.trigger.worker = worker
     recording: Recording = worker
     return recording
-
-
-async def test_an_answer_that_is_none_starts_nothing() -> None:
-    shop = Workshop()
-    worker = record(shop)
-    send = shop.model.send
-
-    async def refuse(*args: Any) -> Any:
-        await send(*args)
-        return fail(b"")
-
-    await shop.ask(until(1))
-    shop.model.send = refuse  # type: ignore[assignment, method-assign]
-    await shop.ask(until(ABOVE))
-    assert worker.started == []
-    assert len(shop.trigger.open_calls) == 0
-    shop.model.send = send  # type: ignore[method-assign]
-    await shop.ask(until(ABOVE))
-    assert len(worker.started) == 1
-    assert len(shop.trigger.open_calls) == 0
 
 
 async def test_what_is_reported_is_what_was_sent() -> None:
@@ -306,14 +286,14 @@ async def test_other_servers_are_not_cared_for_so() -> None:
     assert worker.stopped == []
 
 
-class BrokenLog(MemoryArchive):
+class BrokenLog(KeptLog):
     """Cannot say what was spent."""
 
     async def sum_auxiliary(self, since_ms: int) -> Any:
         raise StoreUnavailable("not now")
 
 
-@pytest.mark.parametrize(("archive", "is_open"), [(MemoryArchive, True), (BrokenLog, False)])
+@pytest.mark.parametrize(("archive", "is_open"), [(KeptLog, True), (BrokenLog, False)])
 async def test_where_a_day_has_a_cap_what_was_spent_is_read_first(archive: Any, is_open: bool) -> None:
     shop = Workshop(policy=replace(FREE, spend_per_day=1.0), archive=archive())
     assert not shop.trigger.budget.is_loaded

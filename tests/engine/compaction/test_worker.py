@@ -22,7 +22,7 @@ from proxy.model.events import (
     SummaryAddedEvent,
     SummaryWasted,
 )
-from proxy.model.exchange import Usage
+from proxy.model.exchange import Opening, Usage
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.compacting import FREE, Workshop, fail, give_report, in_time, is_own, list_reports, record_usage, say
 from tests.support.managing import MODEL, Message, make_history
@@ -100,8 +100,7 @@ async def test_within_an_epoch_its_bytes_stay_whatever_is_made_meanwhile() -> No
     assert len(shop.summaries) > 2
     opened = {epoch.exchange for epoch in shop.epochs}
     for number, (before, now) in enumerate(zip(shop.model.sent, shop.model.sent[1:], strict=False), 2):
-        exchange = sorted(shop.log.tables.exchanges, key=lambda id: int(id[1:]))
-        mains = [id for id in exchange if shop.log.tables.exchanges[id].opening.kind == "managed"]
+        mains = [opening.exchange for opening in shop.log.of(Opening) if opening.kind == "managed"]
         if mains[number - 1] not in opened:
             assert now.startswith(before[:-2])
 

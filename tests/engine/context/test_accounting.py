@@ -164,8 +164,8 @@ async def test_each_request_is_told_of_once() -> None:
     assert len(set(planned)) == len(planned)
 
 
-EXACT = CacheModel("openai-breakpoints", minimum=10, lookback=80, is_head_marked=True)
-MARKED = CacheModel("breakpoints", minimum=10, lookback=3, is_head_marked=True)
+EXACT = CacheModel("openai-breakpoints", minimum=10, lookback=80, has_head_breakpoint=True)
+MARKED = CacheModel("breakpoints", minimum=10, lookback=3, has_head_breakpoint=True)
 PART = {"type": "text", "text": "go on", "cache_control": {"type": "ephemeral"}}
 
 
@@ -184,7 +184,7 @@ async def list_ends_of(cache: CacheModel, *, kept: int | None = 100, is_opened: 
 async def test_where_the_prefix_is_broken_a_read_ends_at_a_breakpoint_before() -> None:
     # 0 is the head, 1 the task, 3 the first result, 6 the second one of the double step, 8 the third, 9 the message
     assert await list_ends_of(EXACT) == [9, 8, 6, 3, 1, 0]
-    assert await list_ends_of(replace(EXACT, is_head_marked=False)) == [9, 8, 6, 3, 1]
+    assert await list_ends_of(replace(EXACT, has_head_breakpoint=False)) == [9, 8, 6, 3, 1]
     assert await list_ends_of(MARKED) == [9, 8, 7, 0]  # at most three blocks up to each marker
     assert await list_ends_of(CacheModel()) is None
     assert await list_ends_of(EXACT, kept=None) is None

@@ -171,24 +171,6 @@ async def test_under_a_revert_a_request_is_charged_to_it_and_says_so() -> None:
     assert context.get_account("gpt-4o", "", budget).before == make_subject(until(14)).nodes
 
 
-async def test_a_side_request_keeps_the_cache_warm_and_no_more() -> None:
-    setup = Setup()
-    await prepare(setup, until(14))
-    context = setup.controller.states.caches.contexts.get("s1")
-    assert context is not None
-    standing = context.get_account("gpt-4o", "", setup.controller.states.find_budget(make_subject(until(14))))
-    account, before = standing.account, standing.before
-    setup.clock.advance(10)
-    sending = await prepare(setup, [{"role": "user", "content": "word " * 4000}], "x2", base=0, is_side=True)
-    assert sending.plan is not None
-    assert standing.before is before
-    assert (standing.account.sent, standing.account.owed, standing.account.sent_at) == (
-        account.sent,
-        account.owed,
-        110.0,
-    )
-
-
 async def test_a_request_that_asks_for_all_of_the_window_is_not_managed_but_may_be_rescued() -> None:
     setup = Setup(window=20_000)
     sending = await prepare(setup, until(22), max_tokens=20_000)

@@ -110,23 +110,6 @@ async def test_a_reference_stands_for_the_raw_messages() -> None:
     assert made.originals == (Original("abc", digests, "chat_completions", 1, 7),)
 
 
-async def test_a_message_is_digested_once_however_many_references_lead_to_its_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    digested: list[bytes] = []
-
-    def note(raw: bytes) -> bytes:
-        digested.append(raw)
-        return compute_digest(raw)
-
-    monkeypatch.setattr("proxy.engine.request.compute_digest", note)
-    references = tuple([Reference(f"part{offset}", 1, 3, offset) for offset in range(50)])
-    subject = make_subject(HISTORY)
-    originals = list_originals(ContextPlan(3, (Written("a ledger", 0, 3),), references, 10), subject, {})
-    assert digested == subject.list_raws()[1:3]
-    assert {each.digests for each in originals} == {tuple(map(compute_digest, digested))}
-
-
 async def test_a_reference_that_has_its_messages_keeps_them_as_they_were_spelt() -> None:
     first = await draft()
     respelt = [dict(reversed(list(message.items()))) for message in HISTORY]

@@ -15,7 +15,7 @@ from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailedEvent
 from tests.support import managed
 from tests.support.chat_clients import TOOLS
 from tests.support.engine import LIMIT, FixedClock
-from tests.support.managed import PLANNING_SECONDS, Hanging, ManagedEngine, Setup, let_wait
+from tests.support.managed import PLANNING_SECONDS, Hanging, ManagedEngine, Setup
 from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
@@ -247,24 +247,6 @@ async def test_a_plan_that_was_found_invalid_is_not_tried_again() -> None:
     assert (await setup.run_chain(await setup.read_state(LONG))).rung == "minimal"
     case = await setup.read_state(LONG, "x2")
     assert case.context.find_drafted(case.request, None) is None
-
-
-async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of_an_earlier_request() -> None:
-    late = Late()
-    try:
-        case = await late.setup.read_state(LONG)
-        outgoing = await late.setup.run_chain(case)
-        assert (outgoing.rung, outgoing.tokens < case.budget.high) == ("minimal", True)
-        larger = await late.setup.read_state(HISTORY, "x2")
-        outgoing = await let_wait(late.setup.run_chain(larger))
-        assert (outgoing.rung, outgoing.tokens < larger.tokens) == ("minimal", True)
-        assert late.setup.builder.asked == ["plan", "minimal", "minimal"]
-    finally:
-        await late.release(case)
-    assert [failed.error for failed in late.setup.list_events(RungFailedEvent)] == [
-        "planning took more than 10 s",
-        "the plan of an earlier request takes more than 10 s",
-    ]
 
 
 async def test_a_late_plan_is_told_by_its_limit_however_much_of_that_memory_took() -> None:

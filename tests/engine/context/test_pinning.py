@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxy.engine.context.client_orders import find_pin_objection
-from proxy.model.epoch import Pin
+from proxy.model.epoch import Pin, StoredContext
 from tests.support.managing import make_history, spell
 from tests.support.talking import Talk
 
@@ -19,7 +19,8 @@ def test_pins_have_a_tenth_of_the_budget(tokens: int, usable: int, *, is_fine: b
 
 
 async def pins_of(talk: Talk) -> tuple[Pin, ...]:
-    return (await talk.log.load_context(talk.session)).pins
+    found: StoredContext = await talk.log.load_context(talk.session)
+    return found.pins
 
 
 async def test_a_request_pins_its_newest_message(talk: Talk) -> None:

@@ -116,24 +116,6 @@ def test_what_is_behind_an_epoch_is_taken_from_the_clients_own_request(monkeypat
     assert rewrite(sent, go_on(third, other), log) == 3
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"depth": 6},
-        {"rendered": (b'{"role":"user","content":"a legder"}',)},
-        {"rendered": (*LEDGER, b'{"role":"user","content":"more"}')},
-    ],
-    ids=["depth", "same length", "longer"],
-)
-def test_under_another_epoch_it_is_looked_for(changes: dict[str, Any]) -> None:
-    sent, log = SentBodies(1 << 20), Log()
-    first = go_on(go_on(None, HISTORY[:14]), HISTORY[:16])
-    rewrite(sent, first, log)
-    assert rewrite(sent, go_on(first, HISTORY[:18]), log, **changes) > 2
-    longer = go_on(go_on(first, HISTORY[:18]), HISTORY[:20])
-    assert rewrite(sent, longer, log, **changes) == 2
-
-
 def test_what_reception_did_not_compare_is_looked_for() -> None:
     sent, log = SentBodies(1 << 20), Log()
     rewrite(sent, go_on(None, HISTORY[:16]), log)

@@ -76,8 +76,8 @@ async def test_each_prompt_begins_a_context_that_only_grows_within_the_turn() ->
     await talk.close()
 
 
-async def test_the_same_history_is_sent_as_before_and_after_a_restart(tmp_path: Any) -> None:
-    talk = Talk(tmp_path, ceiling=None)
+async def test_the_same_history_is_sent_as_before_and_after_a_restart() -> None:
+    talk = Talk(ceiling=None)
     client = Client(talk, TURNS)
     for number in range(3):
         await client.take_turn(number)

@@ -3,11 +3,11 @@ import base64
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.recorded.lookup import load_part
 from proxy.model.errors import (
     BadRequest,
@@ -24,16 +24,17 @@ from proxy.model.log import ArchiveHealth
 from tests.store.samples import make_outcome
 from tests.support.engine import JSON, RecordingClient, ScriptedResponse, wait_out
 from tests.support.holding import WIRES, HeldClient, Wire, answer, result, user
+from tests.support.loops import put_forward
 
 Open = Callable[..., Awaitable[HeldClient]]
 
 
 @pytest.fixture
-async def open_client(tmp_path: Path) -> AsyncIterator[Open]:
+async def open_client() -> AsyncIterator[Open]:
     opened: list[HeldClient] = []
 
-    async def make(wire: Wire = "chat_completions", *, is_kept: bool = False, **options: Any) -> HeldClient:
-        opened.append(HeldClient(wire, tmp_path if is_kept else None, **options))
+    async def make(wire: Wire = "chat_completions", **options: Any) -> HeldClient:
+        opened.append(HeldClient(wire, **options))
         return opened[-1]
 
     yield make
@@ -72,7 +73,7 @@ async def test_each_call_brings_what_is_new_and_the_upstream_gets_all(open_clien
 async def test_the_log_has_what_the_client_sent_and_what_was_sent(
     open_client: Open, wire: Wire, is_stopped: bool
 ) -> None:
-    held = await open_client(wire, is_kept=True)
+    held = await open_client(wire)
     await held.call([user("a")], history="new", n=1)
     if is_stopped:
         await held.reopen()
@@ -94,7 +95,7 @@ async def test_the_log_has_what_the_client_sent_and_what_was_sent(
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_after_a_restart_the_path_is_that_of_the_log(open_client: Open, wire: Wire) -> None:
-    held = await open_client(wire, is_kept=True)
+    held = await open_client(wire)
     await held.call([user("a")], history="new")
     held.upstream.reply(answer(wire, "look", "call_1", "call_2"))
     await held.call([user("b")])
@@ -108,7 +109,7 @@ async def test_after_a_restart_the_path_is_that_of_the_log(open_client: Open, wi
 
 
 async def test_a_call_that_fails_leaves_no_trace_and_the_next_replaces_it(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     await held.call([user("a")], history="new")
     for refusal in (answer("chat_completions"), {"error": {"message": "busy"}}):
         held.upstream.reply(refusal, 500)
@@ -127,7 +128,7 @@ async def test_a_call_that_fails_leaves_no_trace_and_the_next_replaces_it(open_c
 
 
 async def test_a_first_call_that_fails_begins_nothing(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     held.upstream.reply({"error": {"message": "busy"}}, 500)
     await held.call([user("a")], history="new")
     expect(await held.call([user("a")]), NotFound, "'tick'", "new begins it")
@@ -138,7 +139,7 @@ async def test_a_first_call_that_fails_begins_nothing(open_client: Open) -> None
 
 
 async def test_a_stream_is_an_answer_too(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     chunk = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}%b}]}\n\n'
     held.upstream.stream(chunk % (b"one ", b""), chunk % (b"two", b',"finish_reason":"stop"'), b"data: [DONE]\n\n")
     client = await held.call([user("a")], history="new", stream=True)
@@ -241,7 +242,7 @@ async def test_a_body_that_is_no_object_or_too_large_to_be_kept_is_refused(open_
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_system_message_replaces_the_stored_one_from_there_on(open_client: Open, wire: Wire) -> None:
-    held = await open_client(wire, is_kept=True)
+    held = await open_client(wire)
     key = held.form.instructions_key
 
     async def ask(system: str, text: str, history: str = "server") -> tuple[str, list[str]]:
@@ -259,7 +260,7 @@ async def test_a_system_message_replaces_the_stored_one_from_there_on(open_clien
 
 
 async def test_a_key_appends_nothing_twice(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     key = (b"idempotency-key", b"k1")
     await held.call([user("a")], history="new")
     for number in range(3):
@@ -304,7 +305,7 @@ async def test_a_credential_that_only_claims_its_tenant_has_to_be_accepted_first
 
 
 async def test_a_long_history_is_read_again_as_a_whole(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     many = [user("a"), *[{"role": "assistant", "content": "x"}] * 10_001]
     await held.call(many, history="new")
     await held.call(many)
@@ -319,14 +320,15 @@ async def test_after_a_loss_the_log_gets_all_again(open_client: Open) -> None:
     await held.call([user("a")], history="new", tools=tools)
     await held.call([user("b")], tools=tools)
     await held.log.append(make_outcome("nobody"))
+    await held.log.list_sessions()  # behind which it is known that this was lost
     held.lost = 1
     await held.call([user("c")], tools=tools)
-    assert [len(record.body.blobs) for record in held.log.tables.held.values()] == [1, 0, 1]
+    assert [len(record.body.blobs) for record in held.log.of(HeldCall)] == [1, 0, 1]
     assert held.words == ["a", "word 1", "b", "word 2", "c"]
 
 
 async def test_a_key_of_a_call_that_failed_is_free(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     key = (b"idempotency-key", b"k1")
     await held.call([user("a")], history="new")
     held.upstream.reply({"error": {"message": "busy"}}, 500)
@@ -390,7 +392,7 @@ async def test_a_log_that_cannot_take_what_is_new_refuses(open_client: Open) -> 
 async def test_records_of_a_held_call_come_with_its_opening(open_client: Open) -> None:
     held = await open_client()
     await held.call([user("a")], (b"idempotency-key", b"k"), history="new")
-    (record,) = held.log.tables.held.values()
+    (record,) = held.log.of(HeldCall)
     assert isinstance(record, HeldCall)
     assert (record.exchange, record.history, record.key) == ("x1", "new", "k")
 
@@ -416,7 +418,7 @@ async def test_an_answer_in_which_the_model_recalled_goes_on_as_the_client_has_i
     async def run(*_: object) -> str:
         return "a page of what was"
 
-    held = await open_client(wire, is_kept=True, ceiling=1500, run=run)
+    held = await open_client(wire, ceiling=1500, run=run)
     tools, brought = TOOLS[wire], [user("do it")]
     for step in range(60):
         held.upstream.reply(answer(wire, f"step {step}", f"call_{step}"))
@@ -442,7 +444,7 @@ async def test_an_answer_in_which_the_model_recalled_goes_on_as_the_client_has_i
 
 
 async def test_no_held_call_is_a_side_call(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     await held.call([{"role": "system", "content": "s"}, user("a")], history="new", tools=TOOLS["chat_completions"])
     await held.call([{"role": "system", "content": "title?"}, user("b")], max_tokens=5)
     await held.reopen()
@@ -470,24 +472,28 @@ async def test_what_was_erased_or_cannot_be_read_goes_nowhere(
     assert len(held.upstream.calls) == 1
 
 
-async def test_a_log_that_says_nothing_in_time_is_not_waited_for(
-    open_client: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_that_says_nothing_in_time_is_not_waited_for(open_client: Open) -> None:
+    asked = asyncio.Event()
+
     async def hang(_: str) -> bytes:
+        asked.set()
         await asyncio.Event().wait()
         return b""
 
-    monkeypatch.setattr("proxy.engine.history.held.LOG_SECONDS", 0.01)
     held = await open_client()
     await held.call([user("a")], history="new")
     await held.reopen()
     held.log.load_request = hang
-    expect(await held.call([user("b")]), StoreUnavailable, "in time")
+    task, client = held.begin([user("b")])
+    await asked.wait()
+    await put_forward(LOG_SECONDS)
+    await wait_out(task)
+    expect(client, StoreUnavailable, "in time")
 
 
 @pytest.mark.parametrize("coding", ["", "gzip", "rot13"])
 async def test_long_and_compressed_answers_are_read(open_client: Open, coding: str) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     content = json.dumps(answer("chat_completions", "long " * 20_000)).encode()
     headers = (*JSON, (b"content-encoding", coding.encode())) if coding else JSON
     body = gzip.compress(content) if coding == "gzip" else content
@@ -521,7 +527,7 @@ async def test_other_paths_have_no_history(open_client: Open) -> None:
 
 
 async def test_a_client_that_leaves_makes_room_for_the_next(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     await held.call([user("a")], history="new")
     held.upstream.stream(b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n', ending="open")
     task, client = held.begin([user("lost")], stream=True)
@@ -533,7 +539,7 @@ async def test_a_client_that_leaves_makes_room_for_the_next(open_client: Open) -
 
 
 async def test_a_history_goes_on_from_what_its_client_sent_whole(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     await held.call([user("a")], history="new")
     await held.call([user("b")])
     said = {"role": "assistant", "content": "word 1"}
@@ -545,7 +551,7 @@ async def test_a_history_goes_on_from_what_its_client_sent_whole(open_client: Op
 
 
 async def test_an_answer_that_was_complete_counts_though_its_client_left(open_client: Open) -> None:
-    held = await open_client(is_kept=True)
+    held = await open_client()
     await held.call([user("a")], history="new")
     chunk = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     held.upstream.stream(chunk, ending="open")

@@ -1,6 +1,5 @@
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +19,14 @@ Open = Callable[..., Awaitable[HeldClient]]
 
 
 @pytest.fixture
-async def open_client(tmp_path: Path) -> AsyncIterator[Open]:
+async def open_client() -> AsyncIterator[Open]:
     opened: list[HeldClient] = []
 
     async def make(
-        wire: Wire = "chat_completions", *, steps: int = 12, is_kept: bool = True, nudges: NudgePolicy = ON, **more: Any
+        wire: Wire = "chat_completions", *, steps: int = 12, nudges: NudgePolicy = ON, **more: Any
     ) -> HeldClient:
         """A client whose agent has taken so many steps since it was prompted."""
-        held = HeldClient(wire, tmp_path if is_kept else None, nudges=nudges, **more)
+        held = HeldClient(wire, nudges=nudges, **more)
         opened.append(held)
         brought = [user("do it")]
         for step in range(steps):
@@ -173,7 +172,7 @@ async def test_what_a_request_told_of_its_message_counts(open_client: Open, is_s
 async def test_a_client_that_asks_for_no_nudge_or_may_not_is_told(open_client: Open) -> None:
     held = await open_client()
     assert "x-palimpsest-source: tick" in told(await held.call([]), BadRequest)
-    off = await open_client(is_kept=False, nudges=NudgePolicy())
+    off = await open_client(nudges=NudgePolicy())
     assert "nudge.enabled" in told(await off.call([], TICK), BadRequest)
     assert "server-held" not in told(await held.call([], TICK, history=""), BadRequest)
     assert "x-palimpsest-history" in told(await held.call([], TICK, history=""), BadRequest)

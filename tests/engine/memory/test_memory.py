@@ -15,6 +15,7 @@ from proxy.engine.policy import Provider
 from proxy.model.errors import BadRequest, Conflict, Erased, NotFound, StoreUnavailable
 from proxy.model.memory import CLAIMED, MemoryBundle, StoredMemory
 from tests.support.compacting import Workshop, fail, give_report, say
+from tests.support.kept_log import KeptLog
 from tests.support.managing import make_history
 from tests.support.remembering import make_memory, report_with_facts, talk
 
@@ -27,7 +28,7 @@ TEXTS = (
 
 
 @pytest.fixture
-def shop() -> Workshop:
+async def shop() -> Workshop:
     return Workshop(report_with_facts, ceiling=100_000)
 
 
@@ -223,7 +224,7 @@ async def test_two_at_once_give_no_number_twice(shop: Workshop, monkeypatch: pyt
 
     async def load_slowly(session: str) -> StoredMemory:
         found: StoredMemory = await load(session)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         return found
 
     monkeypatch.setattr(shop.log, "load_memory", load_slowly)
@@ -262,7 +263,7 @@ async def test_what_the_log_lost_is_read_anew(shop: Workshop, monkeypatch: pytes
     before = await memory.memory.load(shop.session)
     assert await memory.memory.load(shop.session) is before
     health = shop.log.health
-    monkeypatch.setattr(type(shop.log), "health", property(lambda _: msgspec.structs.replace(health, generation=7)))
+    monkeypatch.setattr(shop.log, "health", msgspec.structs.replace(health, generation=7))
     again = await memory.memory.load(shop.session)
     assert again == before and again is not before
     assert await memory.memory.load(shop.session) is again
@@ -277,13 +278,15 @@ async def test_a_report_that_says_nothing_is_not_remembered(shop: Workshop) -> N
 
 
 async def test_turns_with_a_message_that_the_log_does_not_have_whole_are_remembered_without_a_reference(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000, archive=KeptLog(durability="full"))
     await talk(shop, TEXTS)
     memory = make_memory(shop)
     monkeypatch.setattr(SummaryJob, "list_digests", lambda job: (b"x" * 32,) * (job.span.stop - job.span.start))
     made = await memory.compact(shop.session)
-    assert [each.tags for each in made.items.episodic] == [()] and shop.summaries == []
+    assert [each.tags for each in made.items.episodic] == [()]
+    assert list(await shop.log.list_summaries(shop.session)) == []
     assert made.items.semantic[0].fact == "Never push to main."
 
 

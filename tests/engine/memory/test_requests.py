@@ -1,6 +1,5 @@
 """Memory that somebody asked for: made behind the next response, once, and after a restart, too."""
 
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -150,8 +149,8 @@ async def test_where_there_is_nothing_to_make_memory_of_the_order_ends() -> None
     assert await session.list_orders() == ["request", "clear"] and not await session.list_covered()
 
 
-async def test_the_log_knows_which_sessions_were_asked(tmp_path: Path) -> None:
-    talk = Talk(tmp_path)
+async def test_the_log_knows_which_sessions_were_asked() -> None:
+    talk = Talk()
     log = cast(SqliteArchive, talk.log)
     await talk.ask([{"role": "user", "content": "hello"}])
 

@@ -223,7 +223,6 @@ async def test_what_the_provider_counted_before_a_restart_is_estimated() -> None
     shop = open_shop()
     client = Client(shop)
     await client.take_turns(1, 6, size=3_100)
-    shop.log.tables.epochs.clear()
     again = open_shop(after=shop)
     client.shop = again
     client.history.append({"role": "user", "content": "Do task 6."})

@@ -28,8 +28,8 @@ from proxy.read.window import HeldCache, load_window
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
 from tests.support.chat_clients import TOOLS
 from tests.support.fake_log import EXCHANGE, FakeLog
+from tests.support.kept_log import KeptLog
 from tests.support.managing import make_history, spell
-from tests.support.memory_store.archive import MemoryArchive
 from tests.support.recalling import make_entry, make_hit
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
 from tests.support.searching import FakeIndex
@@ -91,7 +91,7 @@ async def managed(plan: Plan, upstream: ScriptedUpstream) -> AsyncIterator[Manag
                 wire.send(answer(content, "Content-Type: application/json"))
 
     upstream.script = play
-    async with serving(Plan(plan.base_url, ceiling=4000, has_recall=True), MemoryArchive()) as served:  # type: ignore[arg-type]
+    async with serving(Plan(plan.base_url, ceiling=4000, has_recall=True), KeptLog()) as served:  # type: ignore[arg-type]
         for step in range(1, STEPS + 1):
             got = await ask(served, HISTORY[: 2 + 2 * step])
             assert got.status == 200
@@ -413,14 +413,14 @@ async def post(served: Served, body: bytes) -> tuple[int, Any]:
 
 
 @pytest.fixture
-async def archive() -> MemoryArchive:
+async def archive() -> KeptLog:
     """A log with one session."""
-    archive = MemoryArchive()
+    archive = KeptLog()
     assert await archive.append(make_opening("x1", key=replace(make_key(), id="session")))
     return archive
 
 
-async def test_a_session_is_compacted_as_it_is_asked_for(plan: Plan, archive: MemoryArchive) -> None:
+async def test_a_session_is_compacted_as_it_is_asked_for(plan: Plan, archive: KeptLog) -> None:
     compacting = Compacting(Compaction("session", None, (), 100, 5, ("x2",), 3.0, "it is short"))
     async with serving(Plan(plan.base_url, compacting=compacting), archive) as served:  # type: ignore[arg-type]
         status, found = await post(served, b"")
@@ -442,7 +442,7 @@ async def test_a_session_is_compacted_as_it_is_asked_for(plan: Plan, archive: Me
         assert got.status == 401
 
 
-async def test_what_cannot_be_compacted_is_a_conflict(plan: Plan, archive: MemoryArchive) -> None:
+async def test_what_cannot_be_compacted_is_a_conflict(plan: Plan, archive: KeptLog) -> None:
     compacting = Compacting(Conflict("there is too little"))
     async with serving(Plan(plan.base_url, compacting=compacting), archive) as served:  # type: ignore[arg-type]
         status, found = await post(served, b"{}")

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.ports import ALL_SESSIONS, Archive
 from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
 from proxy.model.events import SessionsErased
@@ -19,7 +19,7 @@ from proxy.server.access import make_cookie
 from proxy.server.api.sessions import SessionsApi
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
-from tests.support.memory_store.archive import MemoryArchive
+from tests.support.kept_log import KeptLog
 from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
 
@@ -34,7 +34,7 @@ class ReadableArchive(FakeArchive):
 
     def __init__(self) -> None:
         super().__init__(is_instant=True)
-        self.memory = MemoryArchive()
+        self.memory = cast(Archive, KeptLog())
         self.erased: set[str] = set()
 
     def append(self, *records: Record, is_urgent: bool = True) -> Commit:

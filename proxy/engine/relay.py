@@ -103,12 +103,9 @@ class RoundRecorder:
             size, digest = buffer.size, buffer.whole_digest
         elif not kept and buffer.size:  # bytes that were not searched for credentials are not kept
             size, digest = buffer.size, compute_digest(buffer.content)
-        began, moments = (
-            exchange.began,
-            (exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()),
-        )
+        moments = exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()
         # milliseconds with microsecond precision; 0 if it has not happened
-        head_ms, first_ms, end_ms = (int((at - began) * 1_000_000) / 1000 if at else 0.0 for at in moments)
+        head_ms, first_ms, end_ms = [int((at - exchange.began) * 1_000_000) / 1000 if at else 0.0 for at in moments]
         overhead_ms = None if exchange.k or exchange.overhead is None else round(exchange.overhead * 1000, 3)
         timings = Timings(head_ms, first_ms, end_ms, overhead_ms)
         outcome = Outcome(
@@ -420,7 +417,7 @@ class Relay:
             if flushing is not None:
                 flushing.cancel()
         exchange.head_at = self.clock.monotonic()
-        if exchange.has_body:  # unless the response was there at once, it is recorded already
+        if exchange.has_body and exchange.opening is None:  # the response was there at once
             exchange.record_opening()
         return response
 

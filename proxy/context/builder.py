@@ -417,9 +417,7 @@ class ContextBuilder:
         rung: Rung,
     ) -> Ledger:
         replaced = _select_replaced(index, kept, steps)
-        said = {
-            place: dict(made.edit.arguments).get(BESIDE) for place, made in replaced.items() if place in index.spoken
-        }
+        said = {at: dict(made.edit.arguments).get(BESIDE) for at, made in replaced.items() if at in index.spoken}
         others = {place for place in replaced if index.messages[place].structure.role != "tool"}
         shortened = {place: replaced[place].edit.text for place in others}
         shortened |= {place: text for place, text in said.items() if text is not None}

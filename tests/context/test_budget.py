@@ -358,3 +358,17 @@ def test_a_known_window_bounds_how_far_the_marks_rise() -> None:
 )
 def test_a_message_that_names_content_is_told_from_one_that_has_it(message: bytes, refers: bool) -> None:
     assert has_reference(message) is refers
+
+
+@pytest.mark.parametrize("kind", ["a", "é", "=", " ", "\n", "中", "aé"])
+def test_a_long_run_of_one_kind_is_cut(kind: str) -> None:
+    text = "before " + kind * (3 * LONGEST_RUN) + " after."
+    stretches = list(cut_stretches(text))
+    assert "".join(stretches) == text
+    assert 3 <= len(stretches) <= 3 * len(kind) + 1
+    assert max(map(len, stretches)) <= 2 * LONGEST_RUN
+
+
+@pytest.mark.parametrize("text", ["", "word " * 10_000, '{"a":1,"b":[2]}' * 5000, "a" * (LONGEST_RUN - 1)])
+def test_text_without_long_runs_is_one_stretch(text: str) -> None:
+    assert list(cut_stretches(text)) == [text]

@@ -20,7 +20,7 @@ from proxy.store.search.reader import SearchIndex
 from proxy.store.search.schema import LANES, find_index
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.wire import FORMATS
-from tests.store.search.test_indexer import index_all, write_work
+from tests.store.search.test_indexer import copy_log, index_all, write_work
 from tests.support.examples import examples
 from tests.support.indexing import (
     OPENED_MS,
@@ -360,3 +360,50 @@ async def test_a_file_that_was_read_again_is_found_once(log: LogBuilder, indexer
     assert len(outputs) == 1
     filled = await index.search(SearchQuery(text="changed", tokens=2_000))
     assert any("changed" in hit.snippet for hit in filled.hits), "who fills a prompt is told each line once"
+
+
+async def test_a_log_without_notes_of_sources_is_searched(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    """An index may be asked for beside a log of an earlier version."""
+    log.call([say("My zebras.")])
+    log.connection.execute("DROP TABLE source")
+    index_all(indexer)
+    assert await find(index, "zebras") == ["My zebras."]
+
+
+async def test_a_copy_without_its_index_has_none(log: LogBuilder, tmp_path: Path, indexer: Indexer) -> None:
+    write_work(log)
+    index_all(indexer)
+    copied = SearchIndex(copy_log(log, tmp_path / "copy"))
+    assert (await copied.search(SearchQuery(text="parser"))).hits == ()
+    await copied.close()
+
+
+async def test_a_phrase_comes_before_texts_that_have_its_words_more_often(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    sentence = "Please keep the old handler name in every module."
+    history: list[dict[str, Any]] = [say(sentence)]
+    for n in range(60):
+        answer = ask_tool("bash", {"command": f"cat module{n}.py"}, f"call_{n}", "")
+        log.call(history, answer)
+        lines = [f"module {n} handler {n}", "keep name old", "every old name", "handler handler name module"]
+        history = [*history, read_message(answer), return_output("\n".join(lines), f"call_{n}")]
+    log.call(history)
+    index_all(indexer)
+    for query in (f'"{sentence}"', sentence, '"keep the old handler name"', 'module "OLD handler name"'):
+        found = await index.search(SearchQuery(text=query))
+        assert found.hits[0].snippet.strip() == sentence, query
+
+
+async def test_what_was_said_comes_before_an_output_with_the_same_phrase(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    answer = ask_tool("bash", {"command": "grep zebra"}, "call_1", "")
+    log.call([say("the striped zebra")], answer)
+    log.call([say("the striped zebra"), read_message(answer), return_output("zoo.py: a striped zebra, striped zebra")])
+    log.call([say("something else")], reply("a striped zebra of mine"))
+    index_all(indexer)
+    found = await index.search(SearchQuery(text='"striped zebra"'))
+    assert [hit.role for hit in found.hits if "striped" in hit.snippet][-1] == "tool"

@@ -6,12 +6,12 @@ import os
 import time
 from pathlib import Path
 
-CLOCK = "PALIMPSEST_GOLDEN_CLOCK"
+CLOCK, FIRST_DRAW = "PALIMPSEST_GOLDEN_CLOCK", "PALIMPSEST_GOLDEN_FIRST_DRAW"
 
 
 def main() -> None:
     """Run the command line of the package; the environment names the file."""
-    clock, draws = Path(os.environ.pop(CLOCK)), itertools.count()
+    clock, draws = Path(os.environ.pop(CLOCK)), itertools.count(int(os.environ.pop(FIRST_DRAW, "0")))
 
     def draw(size: int) -> bytes:
         return hashlib.shake_128(b"%d" % next(draws)).digest(size)

@@ -58,6 +58,34 @@ async def test_messages_are_weighed_once_as_far_as_the_cache_goes(
     assert noted.texts == counted
 
 
+LIMIT = 300.0
+
+
+def adapt(prompt: str, level: int) -> str:
+    """A hook as a person may write one."""
+    return f"{prompt} At level {level}."
+
+
+def adapt_none(*, style: str) -> str:
+    """A hook that nobody can call."""
+    return style
+
+
+def count_letters(text: str, model: str | None = None) -> int:
+    """An estimator as a person may write one."""
+    return len(text)
+
+
+def count_without_model(text: str) -> int:
+    """One that cannot be asked for a model."""
+    return len(text)
+
+
+def count_roughly(text: str, model: str | None = None) -> float:
+    """One that returns no whole number."""
+    return len(text) / 4
+
+
 def adapt_by_name(messages: list[dict[str, str]], config: Settings, level: int) -> str:
     """A hook that takes what it needs by name, and something else first."""
     return f"{messages[0]['content']} {config.compaction.model} {level}"

@@ -3,7 +3,7 @@
 from benchmarks.chats import make_chat
 from benchmarks.dialogues import make_dialogue
 from benchmarks.memory_index import MemoryIndex
-from benchmarks.recall_quality import measure_dialogues, pick_keywords
+from benchmarks.recall_quality import Tally, measure_dialogues, measure_speed, pick_keywords
 from proxy.retrieval.postings import Source
 
 
@@ -32,3 +32,14 @@ def test_keywords_are_the_rarest_words_that_occur() -> None:
     for turn, text in enumerate(("common words", "common thing", "common special")):
         index.add(1, turn, [Source(text=text, role="user", kind="message")])
     assert pick_keywords("a common special word that is absent: words foo_bar", index) == "special word words"
+
+
+def test_speed_is_told() -> None:
+    assert "ranking p50" in measure_speed(700)
+
+
+def test_a_tally_without_cases_says_nothing() -> None:
+    tally = Tally()
+    tally.add("found", 1, 2)
+    tally.add("none", 0, 0)
+    assert str(tally) == "found 50.0"

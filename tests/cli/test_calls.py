@@ -70,6 +70,13 @@ async def test_an_input_that_is_a_string_is_one_message() -> None:
     assert tell(await load("responses", {"input": "one"}, {})).startswith("\nuser\n    one\n")
 
 
+async def test_a_repeated_request_still_shows_its_newest_message() -> None:
+    call = await load("chat_completions", {"messages": [ONE, TWO]}, {}, base=2)
+    assert tell(call).startswith("… 1 message before these")
+    assert "\nuser\n    two\n" in tell(call)
+    assert tell(call).endswith("no answer was recorded")
+
+
 def test_a_long_output_is_cut_and_says_how_to_see_it_all() -> None:
     call = CallMessages((), (Message("tool", LONG), Message("tool", "x" * 9000)), 0, (Message("assistant", ""),))
     told = tell(call)
@@ -100,3 +107,8 @@ def test_a_message_cannot_move_the_cursor() -> None:
     bad = "\x1b[2J\u202e"
     call = CallMessages((), (Message(bad, bad, (ToolCall("c", bad, bad),), name=bad, media=(bad,)),), 0, ())
     assert not [c for c in tell(call) if not c.isprintable() and c != "\n"]
+
+
+def test_of_a_call_that_was_erased_nothing_is_said_of_its_answer() -> None:
+    told = tell(CallMessages[Message](missing="this call was erased"))
+    assert told == "The request cannot be shown: this call was erased."

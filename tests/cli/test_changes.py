@@ -83,6 +83,12 @@ def test_an_epoch_that_is_not_there_is_not_reverted(capsys: pytest.CaptureFixtur
     assert "no epoch 9; `palimpsest epochs SESSION` lists its 3\n" in capsys.readouterr().err
 
 
+def test_where_all_epochs_are_reverts_the_newest_is_meant() -> None:
+    server = Server(get_epochs=(200, EPOCHS[2:]), post_revert=(200, QUOTE))
+    assert server.call("revert", "abc1") == 0
+    assert server.asked[-1][1] == "/sessions/abc1/epochs/3/revert"
+
+
 def test_the_documents_are_those_of_the_server(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     server = Server(
         get_epochs=(200, EPOCHS),

@@ -9,8 +9,10 @@ import pytest
 
 from proxy.cli.client_settings import ClientProvider, UnknownUpstream, parse_json
 from proxy.cli.clients import (
+    CLIENTS,
     ClientPlan,
     ClientStart,
+    find_client,
     list_files,
     plan_client,
     replace_own_address,
@@ -91,6 +93,14 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "cline": {"/h/providers.json": json.dumps(CLINE)},
     "cn": {"/h/config.yaml": CONTINUE},
 }
+
+
+def test_every_client_of_the_table_is_sent_here() -> None:
+    for client in CLIENTS:
+        name = client.names[0]
+        found = start(name, texts=SETTINGS.get(name), COPILOT_PROVIDER_API_KEY="k")
+        told = " ".join([*found.command, *found.environment.values(), *found.files.values()])
+        assert ORIGIN in told, name
 
 
 def test_codex_is_sent_here_by_the_provider_that_its_settings_choose() -> None:
@@ -452,3 +462,8 @@ def test_a_client_that_calls_our_server_already_is_sent_where_that_sends_it() ->
     assert replace_own_address(found, (ORIGIN, OWN, "https://another.example")).upstream == ""
     assert replace_own_address(found, ("http://127.0.0.1:84", OWN)) == found
     assert replace_own_address(found, ()) == found
+
+
+def test_an_unknown_program_owns_no_screen() -> None:
+    assert not find_client(("python",)).owns_screen
+    assert isinstance(plan_client(("x",), {}), ClientPlan)

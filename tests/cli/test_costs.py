@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.cli.inspection.costs import format_cache, format_savings, format_status
+from proxy.cli.inspection.costs import format_cache, format_net, format_savings, format_status
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Plan
@@ -58,6 +58,12 @@ def test_a_saving_is_told_with_how_sure_it_is() -> None:
         "Not counted: 1 that were managed for a part of their calls only.",
         "Of 5 no response reported cached tokens: all their input counts as uncached.",
     ]
+
+
+def test_that_managing_costs_more_is_told_alike() -> None:
+    told = format_savings(structs.replace(FOUND, saving=-0.1, low=-0.2, high=0.01), WIDE)
+    assert "managing costs 10.0% more of the cost of long sessions" in told
+    assert f"interval: {MINUS}20.0% to 1.0%)" in told
 
 
 def test_money_is_told_by_the_million() -> None:
@@ -110,6 +116,13 @@ def test_what_calls_missed_of_the_cache_is_told_by_cause_and_by_call() -> None:
         "",
         "1 call missed nothing, or not enough to count; --all lists them.",
     ]
+
+
+def test_a_miss_is_told_in_money_where_all_prices_are_known() -> None:
+    call_ = make_use(1, cause="provider", read=0, money=0.25)
+    told = format_cache(CacheReport("abc1", [call_], {"provider": MissTotal(1, 80, 72.0, 0.25)}, None), screen=WIDE)
+    assert "which cost $0.25.\n" in told
+    assert "80  $0.25  the provider: nothing that was sent explains it" in told
 
 
 def test_what_a_provider_does_not_say_is_not_made_up() -> None:
@@ -224,3 +237,8 @@ def test_a_status_line_without_a_log_says_so_and_does_not_fail(
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert call_without_log("statusline") == 0
     assert capsys.readouterr().out == "palimpsest: there is no log; choose --data\n"
+
+
+def test_a_saving_in_few_words_is_in_money_where_prices_are_known() -> None:
+    assert format_net(5.0, 0.25) == "saved $0.25"
+    assert format_net(-5.0, -0.25) == "lost $0.25"

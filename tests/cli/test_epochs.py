@@ -57,6 +57,11 @@ def test_a_wide_terminal_has_references_and_the_model_too() -> None:
     assert row.endswith("active  2023-11-14 22:13:20 UTC           0  gpt-5")
 
 
+def test_a_session_without_an_epoch_is_said_to_be_sent_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "epochs", "agent-7") == 0
+    assert capsys.readouterr().out.startswith("This session has no epoch: everything is sent as its client sends it.")
+
+
 def test_epochs_as_json_are_those_of_the_api(capsys: pytest.CaptureFixture[str]) -> None:
     log = Rewritten(exchanges=(replace(EXCHANGE, n=1),))
     assert call(log, "epochs", "abc1", "--json") == 0

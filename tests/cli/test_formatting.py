@@ -3,13 +3,18 @@
 from dataclasses import replace
 from typing import get_args
 
+import pytest
+
 from proxy.cli.formatting import (
     CAUSES,
     WAYS,
     draw_forks,
     format_plan,
+    format_saving,
     format_table,
+    make_plain,
     order_children,
+    shorten,
 )
 from proxy.cli.inspection.reports import format_difference
 from proxy.model.epoch import EpochReason, Plan, Rung
@@ -19,8 +24,30 @@ from proxy.read.sessions import Fork
 from tests.support.fake_log import SESSION, branch
 
 
+def test_control_characters_become_visible_and_line_breaks_stay() -> None:
+    assert make_plain("a\x1b[1m\tb\nc\x85é") == "a\N{REPLACEMENT CHARACTER}[1m\tb\nc\N{REPLACEMENT CHARACTER}é"
+
+
+def test_long_text_is_cut_to_its_width() -> None:
+    assert shorten("a  b\nc", 5) == "a b c"
+    assert shorten("abcdef", 4) == "abc…"
+
+
 def test_columns_are_as_wide_as_they_need_and_numbers_stand_right() -> None:
     assert format_table(("A", "COUNT"), [("abc", 7), ("d", 1234567)]) == "A    COUNT\nabc        7\nd    1234567"
+
+
+def test_a_cell_cannot_break_its_line() -> None:
+    assert len(format_table(("A",), [("a\nb",)]).splitlines()) == 2
+
+
+def test_fractions_stand_to_the_right_and_lines_as_they_are() -> None:
+    assert format_table(("A", "SECONDS"), [("x", "1.5"), "a line\tof its own", ("y", "v1.5")]).splitlines() == [
+        "A  SECONDS",
+        "x      1.5",
+        "a line of its own",
+        "y  v1.5",
+    ]
 
 
 def fork(*own: int, after: int = 0) -> Fork:
@@ -43,6 +70,16 @@ def test_a_branch_stands_below_the_call_that_it_goes_on_from() -> None:
         "● 5",
         "└",
     ]
+
+
+def test_a_branch_of_a_branch_is_one_level_deeper() -> None:
+    assert draw(fork(1), fork(2, after=1), fork(3, after=2), fork(4, after=3)) == [
+        *("● 1", "├─● 2", "│ ├─● 3", "│ │ ├─● 4", "│ │ │ └", "│ │ └", "│ └", "└"),
+    ]
+
+
+def test_every_line_knows_its_call() -> None:
+    assert [n for _, n in draw_forks([fork(1, 3), fork(2)], frozenset())] == [1, 3, 0, 2, 0]
 
 
 def test_thousands_of_levels_are_drawn_in_a_few_columns() -> None:
@@ -74,6 +111,11 @@ def test_a_plan_is_told_as_far_as_it_is_known() -> None:
 def test_every_way_and_cause_has_words() -> None:
     assert ({*WAYS}, {*CAUSES}) == ({*get_args(Rung)}, {*get_args(EpochReason)})
     assert not {*WAYS.values(), *CAUSES.values()} & {*WAYS, *CAUSES}
+
+
+@pytest.mark.parametrize(("saving", "told"), [(1234.6, "+1,235"), (-7.0, "-7"), (0.0, "+0")])
+def test_a_saving_has_a_sign(saving: float, told: str) -> None:
+    assert format_saving(saving) == f"{told} tokens of uncached input"
 
 
 def test_what_stands_for_what_is_told() -> None:

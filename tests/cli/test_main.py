@@ -17,6 +17,11 @@ from tests.cli.commands import call, call_without_log
 from tests.support.fake_log import FakeLog
 
 
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "--version") == 0
+    assert capsys.readouterr().out == f"palimpsest {__version__}\n"
+
+
 def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "--help") == 0
     told = capsys.readouterr().out
@@ -66,6 +71,14 @@ def test_wrong_settings_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("palimpsest: ")
 
 
+def test_no_output_has_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    call(FakeLog(), "--help")
+    call(FakeLog(), "nothing")
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+
+
 def test_the_process_arguments_are_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["palimpsest", "--version"])
     with pytest.raises(SystemExit) as stop:
@@ -95,6 +108,12 @@ def test_a_log_that_cannot_be_opened_is_one_line(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "palimpsest: there is no log; choose --data\n"
 
 
+def test_the_log_is_closed_even_when_the_question_fails() -> None:
+    log = FakeLog()
+    assert call(log, "show", "x") == 1
+    assert log.is_closed
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_character_that_the_output_cannot_show_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = TextIOWrapper(BytesIO(), encoding="cp1252")
@@ -119,3 +138,10 @@ def test_a_shell_completes_commands_and_options(typed: str, found: set[str]) -> 
     }
     told = subprocess.run([sys.executable, "-m", "proxy"], env=environment, capture_output=True, text=True, check=False)
     assert found <= set(told.stdout.split())
+
+
+def test_the_collector_runs_again_once_a_command_is_there() -> None:
+    program = "import gc, proxy.__main__ as p\ntry: p.main()\nfinally: print(gc.isenabled())"
+    for arguments, is_on in ((["sessions", "--data", "/nowhere"], "True"), (["--version"], "False")):
+        told = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+        assert told.stdout.split()[-1] == is_on

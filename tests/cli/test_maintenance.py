@@ -73,6 +73,11 @@ def test_the_newest_conversation_is_what_its_client_would_send_next(
     assert capfdbinary.readouterr().out == b'[{"role":"user","content":"newer"},' + message + b"]\n"
 
 
+def test_two_forms_at_once_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "export", "abc1", "--json", "--openai") == 2
+    assert "choose one" in capsys.readouterr().err
+
+
 def test_a_directory_gets_the_document_and_all_raw_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     into = tmp_path / "out"
     assert call(FakeLog(), "export", "abc1", "--jsonl", "-o", str(into)) == 0
@@ -111,6 +116,11 @@ def test_a_branch_is_exported_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert call(tree_log(), "export", "abc1", "--branch", tip, "--jsonl", "-o", str(tmp_path)) == 0
     assert sorted(path.name for path in tmp_path.glob("*-request")) == ["0001-request", "0004-request", "0005-request"]
     assert len((tmp_path / "exchanges.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_a_branch_that_is_not_there_names_the_tips(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tree_log(), "export", "abc1", "--branch", "ff") == 1
+    assert b"five".hex() in capsys.readouterr().err
 
 
 def test_what_was_erased_leaves_the_rest_to_be_exported(tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def test_a_conversation_is_handed_on(capfdbinary: pytest.CaptureFixture[bytes]) 
     assert "Up to exchange 5" in capfdbinary.readouterr().out.decode()
 
 
+@pytest.mark.parametrize("n", ["0", str(2**63)])
+def test_a_number_that_no_exchange_can_have_is_a_wrong_argument(n: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "diff", "abc1", n) == 2
+    assert "Invalid value for" in capsys.readouterr().err
+
+
 POOR = structs.replace(make_leaf("poor", [b"a", b"b"], level=3), reason="no \x1b[2J answer")
 ONE = structs.replace(make_leaf("one", [b"a", b"b"], supersedes=["poor"]), model="gpt-4o-mini")
 TWO = structs.replace(make_leaf("two", [b"c"], 2, text="a report\n" * 40), is_provisional=True)
@@ -90,6 +96,20 @@ def test_the_tree_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         "  (its text was erased)",
     ]
     assert max(map(len, told.splitlines())) <= 80
+
+
+def test_summaries_as_json_have_all_fields(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert call(LOG, "summaries", "abc", "--json") == 0
+    told = json.loads(capfdbinary.readouterr().out)
+    assert [each["id"] for each in told] == ["poor", "one", "two", "both", "gone"]
+    assert told[3]["parents"] == ["one", "two"]
+
+
+def test_a_session_without_summaries_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "summaries", "abc") == 0
+    assert capsys.readouterr().out == "This session has no summaries.\n"
+    assert call(FakeLog(), "summaries", "zzz") == 1
+    assert "no session begins with 'zzz'" in capsys.readouterr().err
 
 
 def test_a_deep_line_stays_within_the_page() -> None:

@@ -12,7 +12,7 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import Selection, SessionRow
 from proxy.model.search import IndexHealth, SearchAnswer
 from tests.cli.commands import call_on_disk, call_with
-from tests.server.api.test_search import HIT
+from tests.server.api.test_search import ENTRY, HIT
 from tests.store.search.test_indexer import change, dump
 from tests.support.fake_log import FakeLog
 from tests.support.indexing import LogBuilder, ask_tool, say
@@ -108,6 +108,11 @@ def test_a_server_makes_its_index_anew(capsys: pytest.CaptureFixture[str]) -> No
     server["ask_server"] = lambda settings, path, body: (503, b"no")
     assert run(FakeIndex(), "index", "--rebuild", update_index=refuse, **server) == 1
     assert "the server did not make the index anew: no" in capsys.readouterr().err
+
+
+def test_a_hit_is_expanded_beside_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FakeIndex(entry=ENTRY), "expand", "ref:abcdefgh23", "--page", "2") == 0
+    assert capsys.readouterr().out == "rest"
 
 
 def test_progress_is_shown_on_a_terminal_only(

@@ -13,7 +13,7 @@ from proxy.cli.inspection.changes import format_compaction
 from proxy.cli.services import Invocation
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
-from tests.cli.commands import call, call_with
+from tests.cli.commands import call, call_with, call_without_log
 from tests.support.fake_log import FakeLog
 
 NO_SERVICES: Any = None
@@ -44,12 +44,22 @@ def test_flags_come_before_the_file(tmp_path: Path) -> None:
     assert (log.opened[0].server.port, log.opened[0].server.host) == (2, "file")
 
 
+def test_an_ipv6_upstream_has_a_name_too() -> None:
+    log = FakeLog()
+    assert call(log, "serve", "--upstream", "http://[::1]:9000/v1") == 0
+    assert log.opened[0].upstreams[0].name == "::1"
+
+
 @pytest.mark.parametrize("url", ["nonsense", "http://[::1", "ftp://x"])
 def test_a_wrong_upstream_exits_with_2_and_a_reason(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     log = FakeLog()
     assert call(log, "serve", "--upstream", url) == 2
     assert "upstreams[0].base_url: must be an address" in capsys.readouterr().err
     assert log.opened == []
+
+
+def test_the_servers_exit_code_is_the_commands() -> None:
+    assert call_without_log("serve") == 3
 
 
 def test_a_ceiling_may_be_automatic_but_not_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +73,11 @@ def test_a_ceiling_may_be_automatic_but_not_nonsense(capsys: pytest.CaptureFixtu
 def test_the_link_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "open", "--print", "--admin-token", "t") == 0
     assert capsys.readouterr().out == "http://127.0.0.1:8484/-/?token=t\n"
+
+
+def test_the_link_is_of_the_server_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "open", "--print", "--host", "::1", "--port", "99") == 0
+    assert capsys.readouterr().out == "http://::1:99/-/?token=kept\n"
 
 
 def test_a_browser_is_given_the_link_and_the_token_is_not_written(
@@ -212,3 +227,8 @@ def test_mcp_without_its_extra_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "mcp.server.lowlevel", None)
     assert call_with(["mcp"], lambda settings: FakeLog(), serve_mcp=serve_mcp) == 2
     assert "the MCP server needs the extra mcp: make install EXTRAS=mcp" in capsys.readouterr().err
+
+
+def test_mcp_without_a_log_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_with(["mcp", "--data", str(tmp_path / "none")], lambda settings: FakeLog(), serve_mcp=serve_mcp) == 1
+    assert "none" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from proxy.cli.inspection.sessions import format_sessions, sum_saving, tell_saving
-from proxy.cli.terminal import Screen
+from proxy.cli.terminal import UNKNOWN, Screen
 from proxy.context.pricing import Cost
 from proxy.read.savings import Saving
 from proxy.read.session_summary import (
@@ -59,6 +59,11 @@ def change(**changes: Any) -> SessionSummary:
     return msgspec.structs.replace(SUMMARY, **changes)
 
 
+def list_titles(*found: SessionSummary) -> list[str]:
+    heading, *lines = format_sessions(found, NOW, Screen(140)).split("\n\n")[1].splitlines()
+    return [line[heading.index("TITLE") : heading.index("CLIENT")].rstrip() for line in lines]
+
+
 def test_a_session_is_a_line_of_what_matters() -> None:
     told = format_sessions([SUMMARY, change(id="1" * 20, status="live", last_ms=NOW)], NOW, Screen(140))
     assert told.splitlines() == [
@@ -79,10 +84,46 @@ def test_a_listing_fits_the_terminal(width: int) -> None:
     assert "5f3a9c0d" in told
 
 
+def test_what_is_unknown_or_has_no_price_is_said_so() -> None:
+    found = [
+        change(title="", client="", saved=None, client_tokens=None, sent_tokens=None, spent=Cost(0.0, None)),
+        change(client_tokens=1000, sent_tokens=1000, spent=Cost(90.0, None), saved=Saving(5.0, None, 0.1, False, "")),
+    ]
+    found[1] = msgspec.structs.replace(found[1], id="other")
+    first, second = format_sessions(found, NOW, Screen(140)).split("\n\n")[1].splitlines()[1:]
+    assert "(no text of a user)" in first
+    assert first.count(UNKNOWN) == 4
+    assert "1.0k  no price  no price" in second
+
+
+def test_a_session_stands_below_the_one_that_started_it() -> None:
+    found = [
+        change(id=name, parent=parent, title=name) for name, parent in (("c", "b"), ("x", ""), ("b", "a"), ("a", ""))
+    ]
+    assert list_titles(*found) == ["x", "a", "└ b", "  └ c"]
+
+
+def test_sessions_that_name_each_other_as_parents_are_listed_once() -> None:
+    found = [change(id=name, parent=parent, title=name) for name, parent in (("a", "b"), ("b", "a"), ("c", "c"))]
+    assert list_titles(*found) == ["a", "└ b", "c"]
+
+
 def test_a_client_cannot_move_the_cursor_or_turn_the_line() -> None:
     bad = "\x1b[2J\x9b\u202e"
     told = format_sessions([change(title=bad, client=bad, model=bad)], NOW, Screen(200))
     assert not [c for c in told if not c.isprintable() and c != "\n"]
+
+
+def test_losses_are_told_like_gains() -> None:
+    lost = Saving(-20.0, -0.04, -0.01, True, "no call came after its last epoch")
+    assert tell_saving(lost) == (
+        "Managing lost $0.04, 1.0% of what sending everything would have cost: no call came after its last epoch."
+    )
+    total = sum_saving([(lost, Cost(100.0, 3.0)), (Saving(50.0, 1.0, 0.25, False, ""), Cost(10.0, 1.0))])
+    assert (total.tokens, total.is_loss) == (30.0, False)
+    assert total.money == pytest.approx(0.96)
+    assert total.share == pytest.approx(0.96 / 4.96)
+    assert total.reason == "1 session of 2 cost more than without us"
 
 
 def test_without_a_price_for_all_of_them_the_sum_is_in_tokens() -> None:
@@ -140,6 +181,18 @@ def test_sessions_as_json_hold_every_field(capsys: pytest.CaptureFixture[str]) -
     assert (document["id"], document["title"], document["calls"], document["sent_tokens"]) == (
         *(SESSION.id, "12345678901234567890123 é", 1, 10),
     )
+
+
+def test_a_limit_bounds_the_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    call(FakeLog(sessions=(SESSION, SESSION)), "sessions", "--limit", "1", "--json")
+    assert len(json.loads(capsys.readouterr().out)) == 1
+
+
+def test_the_log_is_the_one_in_the_data_directory_and_is_closed() -> None:
+    log = FakeLog()
+    call(log, "sessions", "--data", "/somewhere")
+    assert str(log.opened[0].store_policy().path) == "/somewhere/log.db"
+    assert log.is_closed
 
 
 AGENT = ((b"user-agent", b"claude-cli/2.1.3 (external, cli)"),)

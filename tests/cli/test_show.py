@@ -16,6 +16,7 @@ from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
 from proxy.read.cache import CacheCost, CacheReport, MissTotal
 from proxy.read.diff import DifferenceDocument
+from proxy.read.session_summary import AuxiliaryTotal
 from proxy.read.sessions import Overview, load_overview
 from proxy.read.timeline import Loop
 from tests.cli.commands import call
@@ -30,6 +31,7 @@ from tests.support.fake_log import (
     FakeLog,
     exchange,
     make_use,
+    stand,
     tip_of,
     tree_log,
 )
@@ -99,6 +101,21 @@ def test_the_status_says_how_a_call_ended(changes: dict[str, object], status: st
     assert tell(exchange(1, rounds=rounds))[-1].split("22:13:20  ")[1].startswith(f"{status}  ")
 
 
+def test_an_error_is_told_with_its_reason() -> None:
+    refused = replace(ROUND, status=429, error="rate limited, try later")
+    assert "✕ rate limited, try later" in tell(exchange(1, rounds=(refused,)))[-1]
+    assert "✕ refused by the upstream" in tell(exchange(1, rounds=(replace(refused, error=""),)))[-1]
+
+
+def test_a_call_without_a_round_is_open() -> None:
+    assert tell(exchange(1, rounds=(), model=""))[-1].split()[:5] == ["-", "1", "22:13:20", "open", UNKNOWN]
+
+
+def test_times_on_several_days_have_the_day() -> None:
+    lines = tell(exchange(1), exchange(2, opened_ms=EXCHANGE.opened_ms + 86_400_000))
+    assert ["11-14 22:13" in lines[-2], "11-15 22:13" in lines[-1]] == [True, True]
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 async def test_no_line_is_longer_than_the_terminal(width: int) -> None:
     log, wide = tree_log(), replace(ROUND, completeness="truncated", plan=PLAN, error="e" * 200)
@@ -119,6 +136,11 @@ def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
     assert first.split()[4:] == ["10", "3", UNKNOWN, "1.2", "gpt-5"]
     assert f"1,900 → 300       3  {MINUS}$0.0009  ▲ epoch 1, it pays" in second
     assert "$1.50" in third
+
+
+def test_without_a_price_a_saving_is_in_tokens() -> None:
+    report = CacheReport("abc1", [make_use(1, saved=CacheCost(1234.0, None))], {}, None)
+    assert "1,234 tok" in format_session(Overview(SESSION, (), ()), [exchange(1)], found=report)
 
 
 def test_what_else_happened_is_told_of_a_call() -> None:
@@ -162,6 +184,11 @@ def test_what_went_wrong_is_told() -> None:
     assert "kept to the cap only" in told
     assert "no known wire format" in told
     assert "place" not in told
+
+
+def test_the_place_of_an_exchange_is_told() -> None:
+    told = format_exchange(stand(4, "four", 3, "branch", is_side=True, base=2))
+    assert f"place     branch, side; 2 of 3 messages known, on branch {b'four'.hex()}" in told
 
 
 def test_a_client_cannot_move_the_cursor() -> None:
@@ -241,6 +268,23 @@ def test_what_was_missed_of_the_cache_is_told_in_a_line() -> None:
     ]
 
 
+def test_what_was_not_counted_has_a_bound() -> None:
+    assert "context   at most 1,034 tokens, by its bytes: nothing was counted\n" in format_exchange(EXCHANGE, 1034)
+    assert "at most" not in format_exchange(EXCHANGE)
+
+
+def test_calls_of_our_own_are_told_apart() -> None:
+    summary = msgspec.structs.replace(SUMMARY, auxiliary=AuxiliaryTotal(2, 70_000, 1_000, 0.0, None))
+    calls = [exchange(1), exchange(2, kind="auxiliary")]
+    told = format_session(Overview(replace(SESSION, auxiliary=2), (), ()), calls, summaries=(summary,))
+    assert told.startswith("1 call; none was shortened.")
+    assert "auxiliary 2 calls of our own beside these: input 70,000, output 1,000\n" in told
+    assert "tokens    input 206,445, output 2,160\n" in told
+    assert "our own call" in told.splitlines()[-3]
+    assert "auxiliary" not in format_session(Overview(SESSION, (), ()), (), summaries=(SUMMARY,))
+    assert "(chat_completions; auxiliary, mode manage)" in format_exchange(exchange(2, kind="auxiliary"))
+
+
 def test_from_where_on_calls_are_shortened_is_told() -> None:
     assert "strategy  epochs: shortened from 49,664 tokens on, or fewer" in format_exchange(exchange(1))
     small = BudgetPolicy(ceiling_tokens=10_000)
@@ -253,6 +297,12 @@ def test_from_where_on_calls_are_shortened_is_told() -> None:
     )
     turned = exchange(1, rounds=(replace(ROUND, plan=msgspec.structs.replace(plan, view="m (turns)")),))
     assert "strategy  turns: shortened with each prompt, from 1,000 tokens on always\n" in format_exchange(turned)
+
+
+def test_of_calls_that_are_not_managed_no_soft_mark_is_told() -> None:
+    assert "shortened from 49,664" in format_session(Overview(SESSION, (), ()), [exchange(1)])
+    for untouched in (exchange(1, mode="observe"), exchange(1, kind="auxiliary"), exchange(1, kind="passthrough")):
+        assert "shortened from" not in format_exchange(untouched)
 
 
 @pytest.mark.parametrize("asked", ["ab", "abc1", "agent-7"])
@@ -297,6 +347,13 @@ def test_one_call_is_told_with_its_request_and_answer(capsys: pytest.CaptureFixt
     assert "\n\nuser\n    12345678901234567890123 é\n\nanswer\n    hi \ufffd\n" in told
 
 
+def test_a_call_whose_request_was_erased_still_has_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(bodies={}), "show", "abc1", "1") == 0
+    told = capsys.readouterr().out
+    assert "The request cannot be shown: this content was erased.\n" in told
+    assert "\nanswer\n    hi" in told
+
+
 def test_one_exchange_as_json_has_the_answer_as_it_came(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     call(FakeLog(), "show", "abc1", "1", "--json")
     written = capfdbinary.readouterr().out
@@ -325,3 +382,9 @@ def test_what_is_for_one_call_needs_its_number(option: tuple[str, ...], capsys: 
 def test_an_exchange_that_is_not_there_is_not_made_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "show", "abc1", "7") == 1
     assert capsys.readouterr().err == "palimpsest: this session has no exchange 7; it has 1, counted from 1\n"
+
+
+@pytest.mark.parametrize("n", ["0", str(2**63)])
+def test_a_number_that_no_exchange_can_have_is_a_wrong_argument(n: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", "abc1", n) == 2
+    assert "Invalid value for" in capsys.readouterr().err

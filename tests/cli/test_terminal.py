@@ -27,6 +27,8 @@ from proxy.cli.terminal import (
     paint,
     paint_money,
     render_table,
+    shorten,
+    wrap,
     write,
 )
 
@@ -63,6 +65,13 @@ def test_what_could_move_the_cursor_or_turn_text_around_is_replaced() -> None:
 @pytest.mark.parametrize(("text", "width"), [("abc", 3), ("日本", 4), ("e\u0301", 1), ("a\u200db", 2), ("", 0)])
 def test_a_width_is_that_on_a_terminal(text: str, width: int) -> None:
     assert measure(text) == width
+
+
+def test_a_text_is_cut_by_its_columns() -> None:
+    assert shorten("日本語テキスト", 14) == "日本語テキスト"
+    assert shorten("日本語テキスト", 8) == "日本語…"
+    assert shorten("one  two\nthree", 9) == "one two …"
+    assert wrap("one two three four", 9, "  ") == "  one two\n  three\n  four"
 
 
 def test_a_table_is_as_wide_as_its_content() -> None:
@@ -149,6 +158,10 @@ def test_without_a_pager_all_is_written(
     monkeypatch.setenv("PAGER", pager)
     write("one\ntwo\nthree", Screen(80, 2))
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_a_gain_a_loss_and_what_is_unknown_look_different() -> None:
+    assert [paint_money(each).style for each in (1.0, -1.0, 0.0, None)] == ["good", "bad", "", "dim"]
 
 
 def test_shares_and_tokens() -> None:

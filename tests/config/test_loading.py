@@ -7,7 +7,7 @@ import pytest
 
 from proxy.config import load_settings
 from proxy.config.errors import ConfigError, Problem, describe_error, format_path
-from proxy.config.loading import Environment, interpolate, load_report_settings, read_file
+from proxy.config.loading import Environment, interpolate, load_report_settings, nest, read_file
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,11 @@ def test_flags_come_before_the_environment_before_the_file_before_defaults(monke
     server = settings.server
     assert (server.host, server.port, server.drain_seconds, server.body_timeout) == ("file", 2, 3, 1)
     assert (settings.mode, server.header_timeout) == ("observe", 30)
+
+
+def test_without_a_file_none_is_looked_for() -> None:
+    Path("palimpsest.yaml").write_text("mode: bypass")
+    assert load_settings().mode == "manage"
 
 
 def test_the_environment_can_name_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +96,11 @@ def test_all_errors_are_told_at_once_each_with_its_place_and_a_way_out(monkeypat
     ]
 
 
+def test_the_text_of_the_error_lists_every_problem() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)^2 settings are wrong\n  conf.yaml: a: .*\n  conf.yaml: b: "):
+        load_settings(write("a: 1\nb: 2"))
+
+
 def test_an_unset_variable_is_told_once_with_its_key() -> None:
     file = write("server: {port: '${PORT_THAT_IS_NOT_SET}'}")
     what = "the variable PORT_THAT_IS_NOT_SET is not set; set it, or write ${PORT_THAT_IS_NOT_SET:-default}"
@@ -123,6 +133,11 @@ def test_a_value_that_may_be_of_several_kinds_is_named_by_its_key_alone(tenants:
     assert all(line.startswith("conf.yaml: tenants.a") and "function" not in line for line in told)
 
 
+def test_a_key_that_looks_like_the_name_of_a_kind_is_kept() -> None:
+    (told,) = complaints_about(write("pricing: {'gpt-[45]': {input: -1}}"))
+    assert told.startswith("conf.yaml: pricing.gpt-[45].input: ")
+
+
 def write_in(path: Path, content: str | bytes) -> Path:
     file = path / "conf.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -153,6 +168,12 @@ def test_variables_of_others_and_empty_ones_are_not_ours(monkeypatch: pytest.Mon
 def test_a_variable_the_tree_does_not_know_goes_on_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_STOER__DURABILITY", "full")
     assert Environment()() == {"stoer": None}
+
+
+def test_text_that_is_no_json_goes_on_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALIMPSEST_UPSTREAMS", "openai")
+    monkeypatch.setenv("PALIMPSEST_SESSIONS__HEADERS", "x-a")
+    assert Environment()() == {"upstreams": "openai", "sessions": {"headers": "x-a"}}
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
@@ -199,12 +220,21 @@ def test_a_file_that_holds_itself_is_refused(content: str, tmp_path: Path) -> No
         interpolate(tree, {}, "conf.yaml", [])
 
 
+def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory; check the path"):
+        read_file(tmp_path / "none.yaml")
+
+
 def test_variables_are_filled_in_wherever_text_stands() -> None:
     problems: list[Problem] = []
     tree: dict[Any, Any] = {"a": "x${A}y${B:-b}", "l": ["${A}", 1], "d": {"k": "${E:-}"}, "n": None, 5: "${E}"}
     filled = interpolate(tree, {"A": "1", "E": ""}, "conf.yaml", problems)
     assert filled == {"a": "x1yb", "l": ["1", 1], "d": {"k": ""}, "5": ""}
     assert problems == []
+
+
+def test_a_default_also_stands_in_for_an_empty_variable() -> None:
+    assert interpolate({"a": "${E:-x}"}, {"E": ""}, "", []) == {"a": "x"}
 
 
 def test_what_is_not_closed_stays_as_it_is() -> None:
@@ -216,6 +246,10 @@ def test_a_missing_variable_is_a_problem_of_its_key() -> None:
     interpolate({"l": [{"k": "${A}"}]}, {}, "conf.yaml", problems)
     assert [(problem.key, problem.source) for problem in problems] == [("l[0].k", "conf.yaml")]
     assert "the variable A is not set" in problems[0].what
+
+
+def test_flags_that_were_not_given_leave_no_trace() -> None:
+    assert nest({"a.b": 1, "a.c": None, "d": 2, "e.f": None}) == {"a": {"b": 1}, "d": 2}
 
 
 KNOWN = ["mode", "server", "server.port", "server.host", "upstreams", "upstreams.base_url"]
@@ -242,3 +276,7 @@ def test_a_key_is_spelt_as_in_prose(path: tuple[str | int, ...], spelt: str) -> 
 def test_an_unknown_key_comes_with_a_hint(path: tuple[str | int, ...], hint: str) -> None:
     error = {"type": "extra_forbidden", "loc": path, "msg": "", "input": None}
     assert describe_error(error, KNOWN) == f"unknown key; {hint}"  # type: ignore[arg-type]
+
+
+def test_one_problem_is_one_line() -> None:
+    assert str(ConfigError([Problem("mode", "is odd", "conf.yaml")])) == "conf.yaml: mode: is odd"

@@ -29,6 +29,16 @@ def test_quantities_say_their_unit() -> None:
                 assert unit in key.description, key.path
 
 
+def test_the_keys_below_names_of_the_users_own_are_known_too() -> None:
+    assert {"pricing", "pricing.MODEL.input", "pricing.MODEL.retention_seconds"} <= set(name_keys())
+    assert "pricing.MODEL.input" not in {".".join(key.path) for key in list_keys()}
+
+
+def test_what_is_not_set_is_automatic() -> None:
+    defaults = {".".join(key.path): key.default for key in list_keys()}
+    assert defaults["budget.ceiling_tokens"] == defaults["upstreams.window"] == "auto"
+
+
 def test_the_example_at_the_top_of_the_repository_is_the_one_config_init_writes() -> None:
     assert (Path(__file__).parents[2] / "config.example.yaml").read_text() == render_example()
 

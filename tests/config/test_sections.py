@@ -56,10 +56,31 @@ def test_every_key_reaches_a_policy() -> None:
     assert settings.nudge == NudgePolicy(True, ("on", "go"), 8, 9)
 
 
+def test_auto_is_what_the_defaults_are() -> None:
+    automatic = Settings(budget=dict.fromkeys(("ceiling_tokens", "soft_fraction", "low_fraction"), "auto"))
+    assert automatic.budget == BudgetPolicy()
+
+
+def test_a_number_may_come_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALIMPSEST_BUDGET__CEILING_TOKENS", "32000")
+    assert load_settings().budget.ceiling_tokens == 32_000
+
+
 def test_prices_are_of_a_million_tokens() -> None:
     price = {"input": 2, "output": 8, "cached": 0.5, "written": 2.5, "retention_seconds": 300}
     rates = Rates(input=2e-6, output=8e-6, cached=5e-7, written=2.5e-6)
     assert Settings(pricing={"m-*": price}).stated_prices() == {"m-*": Offer(prices=Prices(rates), retention=300)}
+
+
+def test_unsaid_prices_follow_from_the_inputs() -> None:
+    rates = Rates(input=1e-5, output=5e-5, cached=1e-6, written=1e-5)
+    assert Settings(pricing={"m": {"input": 10}}).stated_prices() == {"m": Offer(prices=Prices(rates))}
+
+
+def test_what_is_said_to_cost_nothing_costs_nothing() -> None:
+    price = {"input": 0, "output": 0, "cached": 0, "written": 0}
+    [offer] = Settings(pricing={"m": price}).stated_prices().values()
+    assert offer.prices == Prices(Rates(0, 0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +106,10 @@ def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str, value
     assert problems_of(**{section: {key: value}})[0].startswith(f"{section}.{key}")
 
 
+def test_a_context_is_shortened_below_the_mark_at_which_it_is() -> None:
+    assert problems_of(budget={"soft_fraction": 0.3, "low_fraction": 0.3}) == ["budget"]
+
+
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
@@ -103,6 +128,10 @@ def problem_of(**values: Any) -> str:
         Settings(compaction=values)
     [problem] = caught.value.problems
     return str(problem)
+
+
+def test_without_any_source_the_defaults_are_those_of_the_room() -> None:
+    assert Settings().compaction == CompactionPolicy()
 
 
 def test_every_key_reaches_the_policy() -> None:
@@ -151,6 +180,10 @@ def test_every_key_reaches_the_policy() -> None:
 )
 def test_what_makes_no_sense_of_summaries_is_refused_at_its_key(key: str, value: object) -> None:
     assert problem_of(**{key: value}).startswith(f"compaction.{key}: ")
+
+
+def test_a_hook_is_named_as_python_names_it() -> None:
+    assert "my_package.prompts.adapt" in problem_of(prompt_hook="adapt")
 
 
 def test_only_an_upstream_may_receive_anything() -> None:

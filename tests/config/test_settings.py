@@ -1,6 +1,7 @@
 """The tree: defaults, checks, and the policies made of it."""
 
 import json
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,11 @@ def test_every_key_reaches_a_policy() -> None:
     assert settings.stated_windows() == {"a": Offer(window=9000)}
 
 
+def test_a_key_that_goes_nowhere_is_nobodys() -> None:
+    settings = Settings(upstreams=[{"name": "a", "api_key": "sk-1", "auth": "none"}, {"name": "b"}])
+    assert [provider.has_own_key for provider in settings.providers().values()] == [False, False]
+
+
 def test_the_environments_proxy_is_used_where_the_settings_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("https_proxy", "ALL_PROXY", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -252,6 +258,13 @@ def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str | int,
     assert problems_of(**{section: values})[0][0][:2] == (section, key)
 
 
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().mode = "bypass"  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        Settings().server.port = 1  # type: ignore[misc]
+
+
 def test_a_key_belongs_to_one_tenant() -> None:
     ((location, message),) = problems_of(tenants={"a": ["sk-1", "sk-1"], "b": ["sk-1"]})
     assert location == ("tenants",)
@@ -339,6 +352,12 @@ def test_an_upstream_of_litellm_has_an_address_only_if_one_is_set(values: dict[s
     assert settings.providers()["a"].host == ("x" if "base_url" in values else "")
     assert settings.providers()["a"].has_own_key == ("api_key" in values)
     assert Settings(**json.loads(settings.dump_judging())).upstream_policies()[0].base_url == policy.base_url
+
+
+def test_an_address_that_is_stated_for_litellm_counts_though_it_is_the_usual_one() -> None:
+    usual = UpstreamPolicy().base_url
+    settings = Settings(upstreams=[{**LITELLM, "base_url": usual}])
+    assert settings.upstream_policies()[0].base_url == usual
 
 
 def test_litellm_may_always_spend_what_is_the_servers() -> None:

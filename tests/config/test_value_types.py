@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.config.value_types import DirectoryPath, find_environment_proxy
 from proxy.engine.policy import SecretFile
-from proxy.model.settings import BaseUrl, ProxyUrl, Secret, Size, WebOrigin
+from proxy.model.settings import BaseUrl, HeaderName, ProxyUrl, Secret, Size, WebOrigin
 
 
 def refuse(kind: Any, value: object) -> str:
@@ -61,9 +61,23 @@ def test_a_base_url_with_a_password_is_refused_without_repeating_it() -> None:
     assert "hidden" not in message
 
 
+@pytest.mark.parametrize("given", ["https://example.com/v1?key=1", "https://example.com/v1?", "https://example.com/#a"])
+def test_a_base_url_with_a_query_is_refused(given: str) -> None:
+    assert "query" in refuse(BaseUrl, given)
+
+
+def test_a_header_name_is_kept_in_lower_case() -> None:
+    assert TypeAdapter(HeaderName).validate_python("X-Conversation-Id") == "x-conversation-id"
+    assert "header" in refuse(HeaderName, "x: y")
+
+
 @pytest.mark.parametrize("given", ["two words", "line\nbreak", "schl\u00fcssel"])
 def test_a_secret_that_would_break_a_header_is_refused(given: str) -> None:
     assert "sent in a header" in refuse(Secret, given)
+
+
+def test_a_home_directory_is_spelt_out() -> None:
+    assert TypeAdapter(DirectoryPath).validate_python("~/x") == Path.home() / "x"
 
 
 @pytest.mark.parametrize("kind", [DirectoryPath, SecretFile], ids=["directory", "secret file"])
@@ -72,6 +86,10 @@ def test_a_secret_that_would_break_a_header_is_refused(given: str) -> None:
 )
 def test_what_can_be_no_path_is_refused_in_words(kind: Any, given: str, what: str) -> None:
     assert what in refuse(kind, given)
+
+
+def test_a_name_that_is_no_utf_8_is_a_path_all_the_same() -> None:
+    assert TypeAdapter(DirectoryPath).validate_python(Path("a\udcff")) == Path("a\udcff")
 
 
 def test_a_secret_file_gives_what_it_holds(tmp_path: Path) -> None:
@@ -89,6 +107,11 @@ def test_a_secret_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     assert "UTF-8" in refuse(SecretFile, str(file))
     assert "path" in refuse(SecretFile, 5)
+
+
+@pytest.mark.parametrize("given", ["https://App.example", "http://[::1]:3000", "vscode-webview://1a-2b", "*"])
+def test_an_origin_is_compared_in_lower_case(given: str) -> None:
+    assert TypeAdapter(WebOrigin).validate_python(given) == given.lower()
 
 
 @pytest.mark.parametrize("given", ["", "app.example", "https://app.example/", "https://", "null", "https://*.example"])

@@ -21,6 +21,8 @@ from proxy.context.budget import (
     find_model_policy,
     guess_ratio,
     has_reference,
+    has_token_bound,
+    is_below_soft_mark,
     is_surely_below_soft_mark,
     lower_output,
     make_budget,
@@ -95,10 +97,33 @@ def test_an_automatic_ceiling_is_the_same_for_all_models_but_below_long_context_
     assert make_budget(None, None, None, POLICY, prices=prices).usable == ceiling * 97 // 100
 
 
+def test_a_window_below_the_automatic_ceiling_counts() -> None:
+    budget = make_budget(64_000, None, None, POLICY, prices=price(Tier(100_000, DEAR)))
+    assert budget.usable == (64_000 - 8192 - 8000) * 97 // 100
+
+
+def test_a_ceiling_that_is_set_holds_above_long_context_prices() -> None:
+    policy = BudgetPolicy(ceiling_tokens=300_000)
+    assert make_budget(1_000_000, None, None, policy, prices=price(Tier(100_000, DEAR))).usable == 291_000
+
+
+def test_a_model_whose_answer_may_fill_its_window_still_has_a_budget() -> None:
+    assert make_budget(32_768, 32_768, None, POLICY).usable == (32_768 - 8192 - 4096) * 97 // 100
+
+
 def test_a_request_whose_answer_fills_the_window_has_no_budget_and_no_pressure() -> None:
     budget = make_budget(32_768, 32_768, 32_768, POLICY)
     assert budget.usable == 0
     assert budget.compute_pressure(100_000) == "none"
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "soft", "low"), [(16_000, 9312, 4656), (32_000, 18_624, 9312), (64_000, 24_832, 12_416)]
+)
+def test_from_64k_on_the_soft_and_low_marks_are_lower(ceiling: int, soft: int, low: int) -> None:
+    budget = of_ceiling(ceiling)
+    assert budget.usable == budget.high == ceiling * 97 // 100
+    assert (budget.soft, budget.compute_low_mark(0)) == (soft, low)
 
 
 def test_fractions_that_are_set_hold_at_any_size() -> None:
@@ -146,6 +171,10 @@ def test_a_head_waits_near_the_window_and_where_no_window_is_known() -> None:
 )
 def test_an_answer_is_shortened_to_a_quarter_at_most(asked: int, sent: int, lowered: int | None) -> None:
     assert lower_output(asked, 100_000, sent) == lowered
+
+
+def test_bytes_bound_tokens() -> None:
+    assert bound_tokens(b"x" * 1000) == 2024
 
 
 @pytest.mark.parametrize(
@@ -198,12 +227,34 @@ def test_marks_are_in_order_and_inside_the_window(window: int | None, most: int 
     assert window is None or budget.high <= max(0, window - budget.output)
 
 
+def test_a_budget_may_be_told_in_other_units() -> None:
+    budget = make_budget(200_000, None, 1_000, BudgetPolicy(ceiling_tokens=100_000))
+    double = budget.scale(2.0)
+    assert (double.window, double.output, double.usable, double.soft) == (100_000, 500, 48_500, 19_400)
+    assert double.compute_low_mark(0) == budget.compute_low_mark(0) // 2
+    assert budget.scale(1.0) is budget
+    assert make_budget(None, None, None, BudgetPolicy()).scale(1.5).window is None
+
+
 def test_a_budget_may_be_tightened_and_its_marks_with_it() -> None:
     budget = make_budget(200_000, None, 1_000, BudgetPolicy(ceiling_tokens=100_000))
     tight = budget.limit(9_700)
     assert (tight.usable, tight.high, tight.soft) == (9_700, 9_700, 3_880)
     assert budget.limit(97_000) is budget
     assert (budget.limit(-5).usable, budget.limit(-5).soft) == (0, 0)
+
+
+def test_bytes_that_are_known_to_be_plain_need_no_look() -> None:
+    budget = make_budget(None, None, None, BudgetPolicy(ceiling_tokens=10_000))
+    assert is_below_soft_mark(budget, budget.soft - 1_025)
+    assert not is_below_soft_mark(budget, budget.soft - 1_024)
+    assert has_token_bound(b'{"role":"user"}')
+    assert not has_token_bound(b'{"type":"image_url"}')
+
+
+@given(st.text())
+def test_stretches_are_the_text(text: str) -> None:
+    assert "".join(cut_stretches(text)) == text
 
 
 RUNS = st.tuples(
@@ -228,11 +279,20 @@ def test_an_estimate_is_a_third_of_the_bytes(text: str, tokens: int) -> None:
     assert estimate_tokens(text) == tokens
 
 
+def test_a_ratio_moves_a_fifth_of_the_way_to_what_usage_says() -> None:
+    assert TokenRatio(1.0).learn(1000, 1500) == TokenRatio(1.1)
+
+
 def test_a_ratio_that_is_told_the_same_again_and_again_comes_near_it() -> None:
     ratio = TokenRatio(1.0)
     for _ in range(40):
         ratio = ratio.learn(10_000, 13_000)
     assert ratio.apply(1000) == 1300
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(499, 600), (1000, 0)])
+def test_small_requests_and_missing_counts_teach_nothing(ours: int, theirs: int) -> None:
+    assert TokenRatio(1.0).learn(ours, theirs) == TokenRatio(1.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**9))))
@@ -331,6 +391,16 @@ def test_the_marks_rise_with_the_preamble_without_a_jump(ceiling: int, preamble:
     assert 0 <= two.high - one.high <= 3
     plain = one.lower(one.lifted)
     assert (plain.usable, plain.soft, plain.lifted) == (budget.usable, budget.soft, 0)
+
+
+@given(st.integers(0, 100_000), st.integers(0, 40_000))
+def test_a_lifted_budget_decides_as_one_whose_preamble_is_that_much_smaller(preamble: int, rest: int) -> None:
+    budget = of_ceiling(16_000)
+    lifted = budget.lift(preamble)
+    tokens, plain = preamble + rest, preamble + rest - lifted.lifted
+    assert lifted.compute_low_mark(tokens) == budget.compute_low_mark(plain) + lifted.lifted
+    assert lifted.is_ceiling_unreachable(tokens) == budget.is_ceiling_unreachable(plain)
+    assert lifted.compute_pressure(tokens) == budget.compute_pressure(plain)
 
 
 def test_a_known_window_bounds_how_far_the_marks_rise() -> None:

@@ -191,6 +191,10 @@ def test_the_same_view_has_the_same_plan_in_every_process() -> None:
     assert {run.stdout.strip() for run in runs} == {digest_day()}
 
 
+def test_a_short_conversation_is_left_alone() -> None:
+    assert BUILDER.build(view(DAY[-6:], 6000)).edits == ()
+
+
 def test_with_a_goal_of_its_own_less_is_told_of_a_short_conversation_and_what_stays_is_as_it_was() -> None:
     whole = view(DAY, 100_000)
     tokens = sum(seen.tokens for seen in whole.messages)
@@ -200,6 +204,15 @@ def test_with_a_goal_of_its_own_less_is_told_of_a_short_conversation_and_what_st
     large = [*DAY[:-2], DAY[-2], DAY[-1] | {"content": "a line of output\n" * 1000}, said("Done."), user("Go on.")]
     tight = msgspec.structs.replace(view(large, 100_000), goal=whole.budget.limit(6000))
     assert render(large, BUILDER.build(tight))[-3:] == large[-3:]
+
+
+def test_pins_and_outputs_of_protected_tools_stay_as_they_are() -> None:
+    messages = [*DAY[:9], *act("s", "x", "what the skill says", name="skill"), *DAY[9:]]
+    plan = BUILDER.build(view(messages, 6000, pinned=[4]))
+    assert {3, 4, 9, 10} <= {edit.place for edit in plan.edits if isinstance(edit, Kept)}
+    large = act("s", "x", "what the skill says " * 1400, name="skill")
+    plan = BUILDER.build(view([*DAY, *large, *DAY[-6:]], 6000))
+    assert large[1] in render([*DAY, *large, *DAY[-6:]], plan)
 
 
 def test_what_a_message_leads_to_stays_behind_it_with_tombstones_for_its_outputs() -> None:
@@ -266,6 +279,34 @@ def test_outputs_that_were_overtaken_give_way_inside_the_tail_which_becomes_long
     assert behind == sorted(behind)
     assert render(messages, plan)[-13:] == messages[-13:] and messages[len(DAY) + 2] in render(messages, plan)
     assert not any(edit.place >= len(DAY) for edit in off.edits if isinstance(edit, Replaced))
+
+
+def test_a_large_block_in_older_words_gives_way_wherever_it_stands() -> None:
+    log = "\n".join(f"2024-05-01 10:00:00 INFO worker took job {i}" for i in range(300))
+    messages = [user(f"Look:\n{log}\nplease"), *LONG, user(f"And:\n{log}"), *LONG[:8], *DAY[-6:]]
+    seen = lower_to(0.8, view(messages, 10_000), 10_000)
+    plan = BUILDER.build(seen)
+    short = [edit for edit in plan.edits if _is_shortened(edit)]
+    assert [(edit.place, edit.kind) for edit in short] == [(0, "shortened"), (len(LONG) + 1, "shortened")]
+    assert short[0].text.startswith("Look:\n[…") and "please" in short[0].text
+    assert plan.through >= len(LONG) + 2
+    assert {id for edit in short for id in REFERENCE.findall(edit.text)} <= {each.id for each in plan.references}
+
+
+def test_a_large_output_that_was_seen_becomes_a_block_and_a_fresh_one_stays() -> None:
+    large = act("l", "cat large.py", OUTPUT * 4)
+    seen = BUILDER.build(view([*DAY, *large, *act("z", "ls", "c")], 6000))
+    (block,) = (edit for edit in seen.edits if isinstance(edit, Replaced) and edit.kind == "file")
+    assert block.place == len(DAY) + 1
+    assert "[FILE: large.py]" in block.text
+    assert seen.through == len(DAY) + 2
+    fresh = BUILDER.build(view([*DAY, *large], 6000))
+    assert render([*DAY, *large], fresh)[-2:] == large
+
+
+def test_where_blocks_alone_make_it_fit_there_is_no_ledger() -> None:
+    messages = [user("begin"), *act("l", "cat large.py", OUTPUT * 4), *act("z", "ls", "c")]
+    assert [type(edit) for edit in BUILDER.build(view(messages, 6000)).edits] == [Kept, Kept, Replaced]
 
 
 def test_a_fresh_output_is_cut_only_where_it_does_not_fit_below_the_ceiling() -> None:
@@ -373,6 +414,36 @@ def test_beside_a_pin_that_is_too_much_the_largest_give_way_and_only_where_it_wo
     more = [user("x " * 11_700), *messages[1:]]
     least = BUILDER.build(msgspec.structs.replace(view(more, 6000, pinned=[0]), must_fit=True))
     assert render(more, least)[-1] == messages[-1] and least.tokens > seen.budget.usable
+
+
+def test_of_words_that_are_too_long_by_themselves_beginning_and_end_stay() -> None:
+    for messages in (
+        [*DAY, said("hm"), user(f"First. {'word ' * 20_000} Last.")],
+        [user(f"First. {'word ' * 9000} Last.")],
+    ):
+        seen = view(messages, 6000)
+        for plan in (BUILDER.build(seen), BUILDER.minimal(seen)):
+            words = render(messages, plan)[-1]["content"]
+            assert words.startswith("First. word") and "Last.\n[shortened by palimpsest" in words
+            assert plan.tokens <= seen.budget.usable
+
+
+def test_the_minimal_plan_is_the_same_without_words_of_outputs() -> None:
+    plan, minimal = BUILDER.build(view(DAY, 6000)), BUILDER.minimal(view(DAY, 6000))
+    assert (plan.rung, minimal.rung) == ("plan", "minimal")
+    assert minimal.through == plan.through
+    (words,), (bare,) = ([edit.text for edit in each.edits if isinstance(edit, Written)] for each in (plan, minimal))
+    assert "word_3" in words and "word_3" not in bare
+    assert "src/file_2" in bare and "→ 61 lines" in bare
+
+
+def test_where_even_the_last_turn_is_too_much_and_may_not_be_cut_the_least_of_all_is_sent() -> None:
+    seen = view([*DAY, user("word " * 20_000)], 6000, pinned=[len(DAY)])
+    for plan in (BUILDER.build(seen), BUILDER.minimal(seen)):
+        ledger, *others = plan.edits
+        assert isinstance(ledger, Written) and others == [Kept(len(DAY) - 3)]
+        assert (ledger.start, ledger.stop, plan.through) == (0, len(DAY) - 3, len(DAY) - 2)
+        assert plan.beyond > seen.budget.usable
 
 
 def test_a_question_beside_pictures_is_not_cut_for_what_stays() -> None:

@@ -49,6 +49,13 @@ def test_summaries_stand_before_the_ledger_which_names_what_it_named() -> None:
     assert plan.tokens <= view(DAY, CEILING).budget.high
 
 
+def test_steps_under_a_summary_are_told_all_the_same() -> None:
+    alone, beside = (list_written(BUILDER.build(see(*reports)))[-1][1] for reports in ((), (report("a", 0, 49, 60),)))
+    assert (
+        "sed -n 22p" in alone and "sed -n 23p" in beside
+    )  # the newest that is not sent: the report takes a step's room
+
+
 def test_those_that_stay_keep_their_place_and_bytes_while_their_ledger_does() -> None:
     until = len(DAY) - 8
     frozen = BUILDER.build(see(report("a", 0, 9), until=until, ceiling=ROOMY))
@@ -77,6 +84,29 @@ def test_what_stays_and_is_not_live_any_more_takes_its_room_all_the_same() -> No
     large = report("b", 9, 15, (4 * (room - 50)) // 5)
     assert choose_summaries(see(large), stays) == ()
     assert [each.report for each in choose_summaries(see(large), NO_LEDGERS)] == ["b"]
+
+
+def test_the_newest_go_first_where_there_is_little_room() -> None:
+    reports = [report(id, 5 * i, 5 * i + 5, 110) for i, id in enumerate("abcd")]
+    assert list_ids(BUILDER.build(see(*reports))) == ["c", "d", ""]
+
+
+def test_they_have_a_quarter_of_the_ledgers_share_and_always_room_for_one() -> None:
+    rooms = [compute_summaries_budget(usable) for usable in (200_000, 100_000, 31_040, 15_520, 2_000)]
+    assert rooms == [14_000, 7_000, 2_172, 1_086, 350]
+
+
+def test_where_protection_gives_way_there_are_none() -> None:
+    large = act("l", "cat large", "a line of output\n" * 1100)
+    tight = msgspec.structs.replace(view([*DAY, *large], CEILING), reports=(report("a", 0, 9),))
+    for plan in (BUILDER.build(tight), BUILDER.minimal(tight)):
+        assert plan.beyond and set(list_ids(plan)) == {""}
+    assert list_ids(BUILDER.minimal(see(report("a", 0, 9)))) == ["a", ""]
+
+
+def test_a_conversation_that_is_left_alone_gets_none() -> None:
+    short = msgspec.structs.replace(view(DAY[-6:], CEILING), reports=(report("a", 0, 2),))
+    assert BUILDER.build(short).edits == ()
 
 
 def compact(id: str, stop: int, tokens: int = 300) -> LiveSummary:

@@ -17,7 +17,7 @@ from proxy.context.cache_misses import (
     explain_use,
     name_rewriting,
 )
-from proxy.context.pricing import Cost, estimate_own, price_missed, price_saved
+from proxy.context.pricing import Cost, estimate_own, estimate_size, price_missed, price_saved
 from proxy.context.provider_cache import UNKNOWN, CacheModel
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.epoch import Plan, Rung
@@ -55,6 +55,16 @@ def explain(
     return explain_use(prompt, trail.find(prompt), cache, told)
 
 
+def test_what_was_sent_before_is_expected_to_be_read() -> None:
+    use = explain(make_prompt(12, 20_000, 24_000, 10))
+    assert use == CacheUse("read", 20_000, None, 20_000, idle=10.0)
+
+
+def test_no_more_is_expected_than_the_prompt_has() -> None:
+    use = explain(make_prompt(10, 5000, 6000, 10, rewriting="e1", why="soft"))
+    assert (use.expected, use.missed, use.cause) == (6000, 1000, "epoch")
+
+
 @pytest.mark.parametrize("cache", [UNKNOWN, OPENAI, EXACT, MARKED])
 @pytest.mark.parametrize("size", [None, 100, 2000, 24_000])
 @pytest.mark.parametrize("read", [None, 0, 900, 1871, 1872, 19_599])
@@ -71,6 +81,25 @@ def test_a_miss_takes_a_precedent_and_more_tokens_than_a_template_has() -> None:
     assert not can_have_missed(make_prompt(12, 0, 2000, 10), None)
     assert not can_have_missed(make_prompt(12, 1872, 2000, 10), precedent)
     assert can_have_missed(make_prompt(12, 1871, 2000, 10), precedent)
+
+
+def test_a_few_tokens_of_a_template_are_no_miss() -> None:
+    assert explain(make_prompt(12, 19_600, 24_000, 10)).use == "read"
+    assert explain(make_prompt(12, 19_599, 24_000, 10)).missed == 401
+    short = make_prompt(10, size=1000)
+    assert explain(make_prompt(12, 872, 1100, 10), short).use == "read"
+    assert explain(make_prompt(12, 871, 1100, 10), short).missed == 129
+
+
+def test_a_block_of_the_cache_that_was_not_filled_is_no_miss() -> None:
+    before = make_prompt(10, size=2000)
+    assert explain(make_prompt(12, 1792, 2100, 10), before, OPENAI) == CacheUse("read", 1792, None, 1920, idle=10.0)
+
+
+def test_the_first_prompt_has_nothing_to_read() -> None:
+    prompt = make_prompt()
+    assert explain_use(prompt, PromptTrail().find(prompt), UNKNOWN) == CacheUse("first", 0)
+    assert explain(make_prompt(12, 0, 1010, 10), make_prompt(size=1000), OPENAI).use == "first"  # below the minimum
 
 
 @pytest.mark.parametrize(("size", "read"), [(None, 5), (1000, None)])
@@ -99,6 +128,14 @@ def test_what_differs_is_the_cause(change: dict[str, Any], cause: str) -> None:
     assert use.why == (change.get("why", "") if cause == "epoch" else "")
 
 
+def test_an_edited_message_is_numbered() -> None:
+    edited = name_nodes(12, "b", 4)
+    use = explain(make_prompt(edited, 8000, 24_000, 10))
+    assert (use.cause, use.place, use.missed) == ("message", 5, 12_000)
+    both = explain(make_prompt(edited, 8000, 24_000, 10, layers=b"tools---system--SETTINGS"))
+    assert (both.cause, both.place) == ("message", 5)
+
+
 def test_an_epoch_that_followed_on_an_edit_was_caused_by_it() -> None:
     edited = name_nodes(12, "b", 4)
     use = explain(make_prompt(edited, 0, 9000, 10, rewriting="e1", why="client"))
@@ -111,6 +148,36 @@ def test_an_edit_near_the_end_does_not_explain_that_all_was_missed() -> None:
     assert explain(make_prompt(edited, 0, 24_000, 10)).cause == "provider"
     marked = make_prompt(10, 0, written=20_000)
     assert explain(make_prompt(edited, 0, 24_000, 10), marked, MARKED).cause == "message"  # markers stand anywhere
+
+
+def test_a_first_message_that_changes_is_no_new_conversation() -> None:
+    use = explain(make_prompt(name_nodes(12, "b"), 0, 24_000, 10))
+    assert (use.cause, use.place) == ("message", 1)
+    assert explain(make_prompt(name_nodes(2, "b"), 0, 24_000, 10)).use == "first"
+    assert explain(make_prompt(name_nodes(12, "b"), 0, 24_000, 10, model="other")).use == "first"
+    short = make_prompt(2)
+    assert explain(make_prompt(name_nodes(12, "b"), 0, 24_000, 10), short).use == "first"
+
+
+def test_what_was_kept_for_less_time_than_passed_was_lost_by_that() -> None:
+    cache = CacheModel(retention=300.0)
+    assert explain(make_prompt(12, 0, 24_000, 361), cache=cache).cause == "idle"
+    assert explain(make_prompt(12, 0, 24_000, 359), cache=cache).cause == "provider"
+    assert explain(make_prompt(12, 0, 24_000, 1e6)).cause == "provider"  # nobody says how long it is kept
+    assert explain(make_prompt(12, 0, 24_000, 361, rewriting="e1", why="cold"), cache=cache).cause == "idle"
+    edited = name_nodes(12, "b", 5)
+    assert explain(make_prompt(edited, 0, 24_000, 361), cache=cache).cause == "idle"
+    assert explain(make_prompt(edited, 10_000, 24_000, 361), cache=cache).cause == "message"  # it was kept all the same
+
+
+def test_what_markers_covered_is_expected_of_a_cache_that_wants_them() -> None:
+    before = make_prompt(10, 12_000, written=5000)
+    assert explain(make_prompt(12, 17_000, 24_000, 10), before, MARKED).use == "read"
+    assert explain(make_prompt(12, 12_000, 24_000, 10), before, MARKED).missed == 5000
+    silent = make_prompt(10, 12_000)
+    assert explain(make_prompt(12, 17_000, 24_000, 10), silent, MARKED).expected == 20_000
+    assert explain(make_prompt(12, 0, 24_000, 10), make_prompt(10, 0, written=0), MARKED).use == "first"
+    assert explain(make_prompt(12, 20_000, 24_000, 10), make_prompt(10, 0, written=0)).use == "read"
 
 
 def test_what_breakpoints_covered_is_expected_of_a_cache_that_reads_up_to_them_only() -> None:
@@ -155,6 +222,14 @@ def test_no_prompt_can_be_read_before_its_response_began() -> None:
     assert trail.find(make_prompt(12, at=6)) is not None
 
 
+def test_a_trail_forgets_the_oldest_ends() -> None:
+    trail = PromptTrail()
+    for number in range(20):
+        trail.add(make_prompt(name_nodes(2, f"{number}-")))
+    assert trail.find(make_prompt(name_nodes(4, "3-"), at=10)) is None
+    assert trail.find(make_prompt(name_nodes(4, "4-"), at=10)) is not None
+
+
 def test_a_miss_costs_what_writing_costs_more_than_reading() -> None:
     use = CacheUse("missed", 0, None, 20_000, 20_000, "provider")
     assert price_missed(use, Usage(24_000, 100, 0), Card()) == Cost(18_000.0, None)
@@ -188,12 +263,58 @@ def test_a_saving_is_counted_as_the_provider_counts() -> None:
     assert more.money == pytest.approx(more.tokens * 2e-6)
 
 
+def test_of_two_sizes_of_the_clients_own_request_the_smaller_one_counts() -> None:
+    for paid, size in ((39_000, 109_000), (15_000, 50_000)):
+        found = estimate_own(make_counted(), Usage(paid, 10, 0))
+        assert found is not None
+        assert found.size == found.own.input == size
+    assert estimate_size(replace(make_counted(), tokens_client=None), 30_000) is None
+
+
+def test_what_was_missed_is_missed_of_the_clients_own_request_in_tokens_not_as_a_share_of_it() -> None:
+    saved = save(make_counted(), Usage(30_000, 10, 0))
+    assert saved is not None
+    assert saved.tokens == pytest.approx((30_000 + 0.1 * 70_000) - 30_000)
+
+
 @pytest.mark.parametrize("missed", [-400, 400, 4000])
 def test_a_few_tokens_more_or_less_would_have_been_so_many_of_the_clients_own_request(missed: int) -> None:
     saved = save(make_counted(), Usage(30_000, 10, 25_000 - missed))
     assert saved is not None
     own, sent = (fresh + missed + 0.1 * (read - missed) for fresh, read in ((5000, 95_000), (5000, 25_000)))
     assert saved.tokens == pytest.approx(own - sent)
+
+
+def test_a_cache_that_was_taken_to_be_cold_and_is_not_would_have_had_the_clients_own_request() -> None:
+    saved = save(make_counted(client_read=0, sent_read=0), Usage(30_000, 10, 25_000))
+    assert saved is not None
+    assert saved.tokens == pytest.approx((5000 + 9500) - (5000 + 2500))
+    cold = save(make_counted(client_read=0, sent_read=0), Usage(30_000, 10, 0))
+    assert cold is not None
+    assert cold.tokens == pytest.approx(100_000 - 30_000)
+
+
+def test_an_epoch_that_has_to_be_written_costs_more_than_it_saves() -> None:
+    opened = make_counted(client_read=95_000, sent_read=2000)
+    saved = save(opened, Usage(30_000, 10, 0))
+    assert saved is not None
+    assert saved.tokens == pytest.approx((5000 + 9500) - 30_000)
+    written = save(opened, Usage(30_000, 10, 0, 30_000), PRICED)
+    assert written is not None
+    assert written.tokens == pytest.approx((5000 * 1.25 + 9500) - 30_000 * 1.25)
+
+
+def test_where_nothing_is_reported_the_cache_is_taken_to_work_as_expected() -> None:
+    assert save(make_counted(), Usage(30_000, 10)) == save(make_counted(), Usage(30_000, 10, 25_000))
+    all_read = save(make_counted(sent_read=40_000), Usage(30_000, 10, 30_000))
+    assert all_read is not None
+    assert all_read.tokens == pytest.approx(5000 + 9500 - 3000)
+
+
+def test_more_than_a_window_takes_is_not_counted() -> None:
+    found = estimate_own(replace(make_counted(), window=60_000), Usage(30_000, 10, 25_000))
+    assert found is not None
+    assert (found.size, found.own.input, found.own.cached) == (100_000, 60_000, 55_000)
 
 
 def test_a_round_in_which_the_model_recalled_is_a_cost_and_no_answer_of_the_clients_own() -> None:

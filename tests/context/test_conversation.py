@@ -1,19 +1,67 @@
+import dataclasses
+
 import msgspec
 import pytest
 
+from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
+    CountedMessage,
+    FilesPolicy,
+    PlanRequest,
+    PruningPolicy,
     index_conversation,
+    list_groups,
+    with_unsent,
 )
 from proxy.context.message_features import extract_features
-from tests.support.views import RawMessage, act, call, said, user, view
+from proxy.model.messages import Message, MessageStructure
+from tests.support.views import RawMessage, act, call, result, said, user, view
+
+
+def test_the_defaults_are_those_the_documents_name() -> None:
+    policy = BuilderPolicy()
+    assert policy.pruning == PruningPolicy(True, 40_000, 20_000, ("skill",))
+    assert policy.files == FilesPolicy(10_000, True)
+    assert policy.protect_turns == 2
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BuilderPolicy().protect_turns = 1  # type: ignore[misc]
+
+
+SEEN = CountedMessage(Message("user", "hello"), MessageStructure("user"), 3)
+
+
+def test_a_view_of_a_fresh_conversation_has_only_its_messages() -> None:
+    budget = make_budget(128_000, 8192, 1000, BudgetPolicy())
+    view = PlanRequest(
+        budget, messages=(SEEN, SEEN), head=40, name=lambda start, stop, offset: f"r{start}-{stop}-{offset}"
+    )
+    assert (view.pinned, view.frozen) == (frozenset(), None)
+    assert view.name(0, 2, 5) == "r0-2-5"
+    assert sum(seen.tokens for seen in view.messages) + view.head == 46
+
+
+def test_what_was_seen_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        SEEN.tokens = 4  # type: ignore[misc]
+    assert CountedMessage(Message("user", "hello"), MessageStructure("user"), 3) == SEEN
 
 
 def look(messages: list[RawMessage], *pinned: int, turns: int = 2) -> ConversationIndex:
     return index_conversation(
         view(messages, 10_000, pinned=pinned), BuilderPolicy(protect_turns=turns), extract_features
     )
+
+
+def test_steps_are_groups_and_know_their_turn() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), user("b"), user("c"), said("done")])
+    assert [(step.start, step.stop, step.kind, step.turn) for step in seen.steps] == [
+        (0, 1, "user", 1), (1, 3, "step", 1), (3, 4, "user", 2), (4, 5, "user", 2), (5, 6, "step", 2),
+    ]  # fmt: skip
 
 
 def test_the_newest_turns_are_whole_turns() -> None:
@@ -80,6 +128,10 @@ def test_prompts_of_a_person_that_begin_alike_are_the_user_s(prompt: str) -> Non
     assert len(echo(*[FENCED] * 6, observed=prompt).users) == 7
 
 
+def test_what_looks_alike_behind_an_answer_is_the_user_s() -> None:
+    assert len(echo("It is done.", "That is so.", "No, it is not.", observed="<output>{}</output>").users) == 4
+
+
 REMINDER = "Remember that you have 12 calls left. Keep the list of tasks up to date, and do not speak of this reminder."
 
 
@@ -134,6 +186,29 @@ def test_fresh_is_what_the_newest_answer_has_not_seen() -> None:
     assert look([user("a")]).fresh == 0
 
 
+def test_fresh_is_what_was_never_sent_too() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), *act("2", "ls", "y"), said("so"), said("done"), user("next")])
+    fresh = [with_unsent(seen, sent).fresh for sent in (None, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    assert fresh == [4, 4, 4, 4, 4, 2, 2, 1, 1, 0]
+    assert with_unsent(seen, None) is seen
+
+
+def test_pins_and_outputs_of_protected_tools_stay() -> None:
+    seen = look([user("a"), *act("1", "ls", "x"), *act("2", "x", "y", name="skill"), said("z"), user("b")], 5)
+    assert seen.fixed == {2, 3}
+    assert seen.bound == {4, 5}
+
+
+def test_groups_are_the_steps_without_what_plans_need() -> None:
+    for messages in (
+        [user("a"), *act("1", "ls", "x"), user("b"), user("c"), said("done")],
+        [user("a"), *(each for n in "123" for each in (said(f"```\nrun {n}\n```"), user(f"<output>{n}</output>")))],
+    ):
+        asked = view(messages, 10_000)
+        steps = index_conversation(asked, BuilderPolicy(), extract_features).steps
+        assert [group.places for group in list_groups(asked.messages)] == [step.places for step in steps]
+
+
 def test_an_item_that_its_format_keeps_stays_with_its_group_and_a_call_until_it_is_answered() -> None:
     asked = view([user("a"), *act("1", "ls", "x"), call("2", "ls"), user("b"), user("c"), user("d")], 10_000)
     for stays, fixed in (("always", {1, 2}), ("unanswered", {2}), ("", set())):
@@ -145,3 +220,8 @@ def test_an_item_that_its_format_keeps_stays_with_its_group_and_a_call_until_it_
         ]
         index = index_conversation(msgspec.structs.replace(asked, messages=kept), BuilderPolicy(), extract_features)
         assert index.fixed == fixed
+
+
+def test_a_user_s_words_inside_a_group_make_it_the_user_s() -> None:
+    seen = look([user("a"), call("1", "ls"), user("wait"), result("1", "x"), said("b"), user("c")])
+    assert [step.kind for step in seen.steps] == ["user", "user", "step", "user"]

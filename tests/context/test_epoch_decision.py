@@ -30,6 +30,7 @@ from proxy.context.epoch_decision import (
     price_opening,
     record_epoch,
     record_request,
+    record_revert,
     record_use,
     restore_account,
 )
@@ -52,11 +53,25 @@ def make_epoch(after: int, why: EpochReason = "soft") -> Epoch:
     return Epoch("e", "s", "m", "", b"", 1, why, "", 0, 30_000, after, b"", ())
 
 
+def test_the_first_request_owes_nothing() -> None:
+    account = record_request(CacheCostAccount(), SentTokens(20_000, at=5.0), TARIFF, LOW_MARK)
+    assert account == CacheCostAccount(sent=20_000, sent_at=5.0)
+
+
 def test_what_was_sent_before_above_the_target_is_owed_at_the_price_of_reading() -> None:
     account = record_request(CacheCostAccount(sent=20_000), SentTokens(21_000), TARIFF, LOW_MARK)
     assert account.owed == pytest.approx(0.1 * 11_000)
     assert account.sent == 21_000
     assert record_request(account, SentTokens(22_000), TARIFF, LOW_MARK).owed == pytest.approx(0.1 * (11_000 + 12_000))
+
+
+def test_the_target_is_what_the_last_epoch_reached_where_that_is_more() -> None:
+    account = record_request(CacheCostAccount(base=15_000, sent=20_000), SentTokens(21_000), TARIFF, LOW_MARK)
+    assert account.owed == pytest.approx(0.1 * 5000)
+
+
+def test_below_the_target_nothing_is_owed() -> None:
+    assert record_request(CacheCostAccount(sent=8000), SentTokens(40_000), TARIFF, LOW_MARK).owed == 0
 
 
 def test_a_miss_is_owed_at_the_price_of_writing_but_for_what_an_epoch_would_have_missed_too() -> None:
@@ -96,6 +111,11 @@ def test_a_tier_that_an_epoch_would_have_stayed_below_is_owed_whole() -> None:
     assert account.owed == pytest.approx((0.2 * 21_000 + 2 * 1000) - (0.1 * LOW_MARK + 1000))
 
 
+def test_at_home_reading_costs_no_time_and_nothing_is_owed() -> None:
+    local = make_tariff(UNPRICED, CacheModel("local"))
+    assert record_request(CacheCostAccount(sent=20_000), SentTokens(21_000), local, LOW_MARK).owed == 0
+
+
 def test_a_request_that_was_not_counted_keeps_the_cache_warm() -> None:
     account = CacheCostAccount(base=1, owed=2.0, sent=3, sent_at=4.0)
     assert record_use(account, 9.0) == CacheCostAccount(base=1, owed=2.0, sent=3, sent_at=9.0)
@@ -107,11 +127,34 @@ def test_idle_is_since_the_last_request_and_never_negative() -> None:
     assert [CacheCostAccount(sent_at=40.0).compute_idle(now) for now in (100.0, 30.0)] == [60.0, 0.0]
 
 
+def test_an_epoch_will_leave_as_much_as_the_last_one() -> None:
+    assert [CacheCostAccount(base).find_target(9000) for base in (0, 8000, 12_000)] == [9000, 8000, 12_000]
+
+
+def test_an_epoch_settles_the_account() -> None:
+    account = CacheCostAccount(
+        base=5, owed=99.0, ineffective=1, missed_mark=9312, is_reverted=True, sent=30_000, sent_at=7.0
+    )
+    assert record_epoch(account, 30_000, 8000, 0, BUDGET) == CacheCostAccount(base=8000, sent_at=7.0)
+
+
 # 0.85 of what is usable is 26,384; a margin of 3 % more is forgiven. The low mark is 9312.
 @pytest.mark.parametrize(("after", "ineffective", "missed_mark"), [(9313, 0, 0), (27_175, 0, 0), (27_176, 2, 9312)])
 def test_an_epoch_is_futile_that_leaves_no_room_to_go_on(after: int, ineffective: int, missed_mark: int) -> None:
     account = record_epoch(CacheCostAccount(ineffective=1), 40_000, after, 0, BUDGET)
     assert (account.ineffective, account.missed_mark) == (ineffective, missed_mark)
+
+
+def test_an_epoch_under_a_ceiling_out_of_reach_is_remembered_as_such() -> None:
+    assert record_epoch(CacheCostAccount(), 31_000, 26_000, 21_727, BUDGET) == CacheCostAccount(26_000)
+    assert record_epoch(CacheCostAccount(), 31_000, 26_000, 21_729, BUDGET) == CacheCostAccount(
+        26_000, missed_mark=26_384
+    )
+
+
+def test_a_revert_holds_and_begins_anew() -> None:
+    account = record_revert(CacheCostAccount(base=8000, owed=50.0, ineffective=2, sent=9000, sent_at=7.0), 25_000)
+    assert account == CacheCostAccount(base=25_000, is_reverted=True, sent_at=7.0)
 
 
 def test_an_account_is_restored_from_its_epochs() -> None:
@@ -147,6 +190,15 @@ def test_an_epoch_is_futile_that_frees_hardly_anything() -> None:
 
 def test_two_futile_epochs_make_the_next_go_deeper() -> None:
     assert [CacheCostAccount(ineffective=ineffective).depth for ineffective in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+@given(sizes, st.integers(0, 50_000))
+def test_what_is_owed_only_grows(seen: list[int], low: int) -> None:
+    account = CacheCostAccount()
+    for size in seen:
+        after = record_request(account, SentTokens(size), TIERED, low)
+        assert after.owed >= account.owed
+        account = after
 
 
 SOFT, HIGH, LOW = BUDGET.soft, BUDGET.high, BUDGET.compute_low_mark(0)
@@ -194,6 +246,11 @@ def test_as_many_calls_again_as_there_were_pay_for_an_epoch_of_a_session_that_gr
         assert place * 0.1 * (sizes[place - 1] - LOW) >= PRICE * (1 - 1e-9)
 
 
+def test_below_the_soft_mark_none_opens() -> None:
+    assert decide(RICH, see(SOFT - 1)) == Decision(None, "none", f"{SOFT - 1} tokens are below the soft mark of {SOFT}")
+    assert decide(RICH, see(SOFT)) == Decision("soft", "soft")
+
+
 def test_at_the_high_mark_one_opens_whatever_it_costs() -> None:
     assert decide(POOR, see(HIGH - 1)).why is None
     assert decide(POOR, see(HIGH)) == Decision("hard", "hard")
@@ -205,6 +262,12 @@ def test_between_the_marks_one_opens_once_it_pays() -> None:
     short = decide(replace(POOR, owed=PRICE - 1), see(20_000))
     assert short == Decision(None, "soft", "not rewritten yet: 8,380 of 8,381 tokens' worth")
     assert decide(replace(POOR, owed=PRICE + 1), see(20_000)).why == "soft"
+
+
+def test_a_rewrite_is_priced_at_what_the_last_one_reached() -> None:
+    account = CacheCostAccount(base=18_000, owed=PRICE + 1)
+    assert price_opening(account, see(20_000)) == pytest.approx(0.9 * 18_000)
+    assert decide(account, see(20_000)).why is None
 
 
 def test_an_epoch_whose_plan_is_known_is_priced_by_what_it_leaves() -> None:
@@ -229,12 +292,24 @@ def test_a_plan_that_leaves_no_less_opens_no_epoch() -> None:
     assert decide(replace(POOR, owed=2 * PRICE), small).why is None
 
 
+def test_a_broken_prefix_is_no_reason_for_a_plan_that_does_not_pay() -> None:
+    broken = replace(see(20_000), kept=9_000)
+    account = replace(POOR, sent=19_500)
+    assert decide(account, broken).why == "client"
+    assert decide(account, replace(broken, planned=19_000)).why is None
+
+
 def test_writing_at_a_higher_price_waits_longer_and_a_marker_that_survives_less_long() -> None:
     prices = Prices(Rates(1, 5, 0.1, 1.25))
     marked = make_tariff(prices, choose_cache("breakpoints", "", "", ["5m"]))
     assert price_opening(POOR, see(20_000, marked)) == pytest.approx(1.15 * LOW)
     facts = replace(see(20_000, marked), stable=4000)
     assert price_opening(POOR, facts) == pytest.approx(1.15 * (LOW - 4000))
+
+
+def test_without_a_cache_a_rewrite_pays_at_once() -> None:
+    uncached = make_tariff(UNPRICED, choose_cache("breakpoints", "", ""))
+    assert decide(POOR, see(SOFT, uncached)).why == "soft"
 
 
 @pytest.mark.parametrize("owed", [0.0, 1e9])
@@ -277,12 +352,28 @@ def test_one_after_which_the_turn_would_be_refused_waits_for_its_end() -> None:
     assert decide(POOR, replace(facts, is_overflowed=True)).why == "overflow"
 
 
+def test_a_cold_cache_makes_it_free() -> None:
+    assert [decide(POOR, replace(see(20_000, SHORT_LIVED), idle=idle)).why for idle in (None, 300.0, 360.0, 361.0)] == [
+        None,
+        None,
+        None,
+        "cold",
+    ]
+    assert decide(POOR, replace(see(20_000), idle=1e9)).why is None  # nobody declared how long it is kept
+
+
 def test_a_prefix_that_the_client_broke_makes_it_free() -> None:
     # Going on costs 0.1 of what is kept and 1 of the rest, an epoch the low mark: 9312.
     assert decide(POOR, replace(see(20_000), kept=11_000)).why == "client"
     assert decide(POOR, replace(see(20_000), kept=12_000)).why is None
     assert decide(POOR, replace(see(20_000), kept=20_000)).why is None
     assert decide(CacheCostAccount(), replace(see(20_000), kept=0)).why is None  # nothing had been sent
+
+
+def test_a_side_request_opens_none() -> None:
+    for tokens in (20_000, HIGH):
+        decision = decide(RICH, replace(see(tokens), is_side=True))
+        assert (decision.why, decision.reason) == (None, SIDE)
 
 
 def test_a_revert_holds_until_the_high_mark() -> None:
@@ -331,6 +422,14 @@ def test_never_one_below_the_soft_mark(
         assert decide(account, RequestFacts(tokens, BUDGET, tariff, idle=idle, kept=kept)).why is None
 
 
+@given(accounts, st.integers(0, 100_000), st.integers(0, 100_000), st.booleans())
+def test_either_one_opens_or_there_is_a_reason(
+    account: CacheCostAccount, tokens: int, protected: int, is_side: bool
+) -> None:
+    decision = decide(account, RequestFacts(tokens, BUDGET, TARIFF, protected=protected, is_side=is_side))
+    assert bool(decision.why) != bool(decision.reason)
+
+
 @pytest.mark.parametrize(
     ("change", "below", "above"),
     [
@@ -364,6 +463,13 @@ def test_no_more_is_paid_than_twice_the_least_and_the_read_that_went_over_it(siz
     assert paid <= 2 * min(sum(rents), PRICE) + max(rents) + 0.001
 
 
+@given(sessions, st.floats(0, 1), st.floats(0, 1))
+def test_the_dearer_reading_is_the_sooner_an_epoch_opens(sizes: list[int], one: float, other: float) -> None:
+    cheap, dear = sorted([one, other])
+    late, soon = play(sizes, price_reading(cheap)), play(sizes, price_reading(dear))
+    assert late is None or (soon is not None and soon <= late)
+
+
 @given(
     accounts,
     st.lists(st.integers(SOFT - 2000, 2 * SOFT), min_size=2, max_size=2),
@@ -395,6 +501,12 @@ fractions = st.floats(0, 1)
 def choose(fraction: float, secret: bytes = b"secret") -> set[str]:
     holdout = Holdout(fraction, secret)
     return {session for session in SESSIONS if holdout.has(session)}
+
+
+def test_without_a_share_there_are_none_and_with_all_of_it_every_session_is_one() -> None:
+    assert not any(map(Holdout().has, SESSIONS))
+    assert choose(0.0) == set()
+    assert choose(1.0) == set(SESSIONS)
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])

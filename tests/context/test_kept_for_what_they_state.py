@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.context.builder import ContextBuilder
@@ -192,6 +193,12 @@ def test_old_reminders_of_the_system_give_way_and_the_newest_stays(wire: str, ta
     assert [group.start for group in list_groups(seen)][: len(numbers) - 1] == numbers[:-1]
 
 
+def test_a_message_of_the_system_that_stands_once_stays() -> None:
+    once = see_item(ANTHROPIC, {"role": "system", "content": "The date is the 3rd."})
+    seen = [see(user("go")), *map(see, work(0, 9)), once, *map(see, work(10, 30))]
+    assert is_kept(build(seen, 6_000), seen.index(once))
+
+
 WORDS = [
     "cache",
     "parser",
@@ -279,6 +286,10 @@ def test_what_the_assistant_told_the_user_is_told_not_what_a_search_returned(con
     assert tell_step([see_item(ANTHROPIC, {"role": "assistant", "content": content})]) == f'said: "{told}"'
 
 
+def test_a_step_with_nothing_said_says_nothing() -> None:
+    assert tell_step([see_item(ANTHROPIC, {"role": "assistant", "content": SEARCHED})]) == ""
+
+
 GREP = "grep -n handler_1 a.py | head"
 
 
@@ -303,3 +314,14 @@ GREP = "grep -n handler_1 a.py | head"
 def test_items_of_shells_are_told_by_their_commands(item: dict[str, object]) -> None:
     name = item.get("name") or str(item["type"]).removesuffix("_call")
     assert tell_step([see_item(RESPONSES, item)]) == f"{name} {GREP}"
+
+
+def test_a_command_of_words_is_told_as_it_would_be_typed() -> None:
+    item = {"type": "local_shell_call", "call_id": "c", "action": {"command": ["grep", "-n", "it's so", "a.py"]}}
+    assert tell_step([see_item(RESPONSES, item)]) == "local_shell grep -n 'it'\\''s so' a.py"
+
+
+def test_an_unknown_item_of_the_provider_is_not_what_the_assistant_said() -> None:
+    decoded = RESPONSES.decode_message(b'{"type":"mcp_list_tools","server_label":"x","tools":[]}')
+    assert decoded.message.said == "" and "server_label" in decoded.message.text
+    assert msgspec.structs.asdict(extract_features(decoded.message))["said"] == ""

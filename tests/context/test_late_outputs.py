@@ -92,6 +92,31 @@ def test_a_call_stays_with_its_late_output_and_what_is_between_goes(steps: int) 
     assert beside.kind == "tombstone"
 
 
+def test_an_output_that_is_still_to_come_holds_its_call_alone() -> None:
+    items = write(99, 16)
+    plan = build(items)
+    assert call("late") in list_sent(items, plan)
+    assert [edit.kind for edit in plan.edits if isinstance(edit, Replaced) and items[edit.place] == output("c1")] == [
+        "tombstone"
+    ]
+
+
+def test_an_old_pair_goes_together() -> None:
+    items = write(5, 20)
+    sent = list_sent(items, build(items))
+    assert call("late") not in sent and output("late") not in sent
+
+
+def test_a_chain_of_late_outputs_stays_together() -> None:
+    items = [say("user", "Mend the tests.")]
+    for number in range(16):
+        more = {1: [call("a")], 6: [call("b")]}.get(number, [])
+        items += step(number, *more)
+        items += {6: [output("a")], 15: [output("b")]}.get(number, [])
+    sent = list_sent(items, build(items))
+    assert all(item in sent for item in (call("a"), call("b")))
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 13), st.integers(1, 15)), max_size=4, unique_by=lambda pair: pair[0]),
     st.sampled_from([2_000, CEILING, 8_000]),

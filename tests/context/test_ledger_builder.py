@@ -67,6 +67,10 @@ def test_it_fills_its_room_and_no_more(room: int) -> None:
     assert made.tokens == sum(count(each.text) + FRAME for each in made.sections)
 
 
+def test_where_nothing_goes_there_is_nothing_to_tell() -> None:
+    assert archive(1000, [user("go"), user("b"), *act("z", "ls", "x")]) == Ledger()
+
+
 def test_each_word_stands_on_the_line_of_a_reference_whose_first_page_has_it() -> None:
     messages = [user("go"), *act("1", "cat", "first_word " * 2000 + "last_word"), user("b"), *act("z", "ls", "x")]
     originals = [view(messages, 10_000).messages[place].message for place in range(len(messages))]
@@ -101,6 +105,13 @@ def test_lines_are_quoted_as_they_stood_and_their_words_are_not_named_again() ->
     assert archive(2000, messages, has_words=False).sections[0].text.count(line) == 0
 
 
+def test_what_an_older_ledger_tells_is_left_to_it() -> None:
+    made = archive(2000, ledgers=(Written("word_025_1 src/{file_30,file_31}.py", 0, 19),))
+    assert min(each.start for each in made.references) == 19
+    assert "word_025_1" not in list_told(made) and "word_026_1" in list_told(made)
+    assert list_lines(made)[0] == NEXT_HEADER
+
+
 def test_each_stretch_between_messages_that_stay_has_a_section_in_its_place() -> None:
     messages = [user("go"), *LONG[:8], user("second"), *LONG[8:16], user("b"), *act("z", "ls", "x")]
     first, second = archive(900, messages, staying=(0, 5)).sections
@@ -108,6 +119,27 @@ def test_each_stretch_between_messages_that_stay_has_a_section_in_its_place() ->
     assert first.text.startswith(FIRST_HEADER) and second.text.startswith(NEXT_HEADER)
     assert first.text.endswith(LEDGER_END) and second.text.endswith(LEDGER_END)
     assert "word_003" in first.text and "word_003" not in second.text
+
+
+def test_a_turn_of_the_user_that_is_removed_is_quoted_in_its_place() -> None:
+    messages = [user("go"), *LONG, user("PLEASE KEEP THE TABS"), *LONG, user("b"), *act("z", "ls", "x")]
+    made = archive(1200, messages)
+    assert 'the user said: "PLEASE KEEP THE TABS" ref:' in find_line(made, '"PLEASE KEEP')
+
+
+def test_of_the_running_task_changes_are_told_first_and_then_the_newest_steps() -> None:
+    work = [m for i in range(60) for m in speak(i, f"I look at part {i}.", f"cat part_{i}.py")]
+    work[10:12] = speak(5, "Part five needs a guard.", "sed -i s/a/b/ part_5.py")
+    messages = [user("go"), user("begin"), *work]
+    seen = view(messages, 10_000)
+    found = index_conversation(seen, BuilderPolicy(), extract_features)
+    carried = CarriedLedgers((), 0, (), frozenset(), 900.0)
+    made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0, 1}), carried), count)
+    assert find_line(made, "part_5.py").startswith(
+        '8 ! "Part five needs a guard." · sed -i s/a/b/ part_5.py → fine ref:'
+    )
+    assert '"I look at part 57." · cat part_57.py' in find_line(made, "part_57.py")
+    assert "I look at part 2." not in "\n".join(list_lines(made))
 
 
 def test_of_a_finished_task_its_end_and_its_changes_are_told() -> None:
@@ -123,6 +155,18 @@ def test_of_a_finished_task_its_end_and_its_changes_are_told() -> None:
     assert find_line(made, "2-").split(" ")[1].startswith("ref:")
 
 
+def test_equal_steps_in_a_row_have_one_line() -> None:
+    polls = [m for i in range(6) for m in act(f"p{i}", "curl status", f"{i} waiting")]
+    made = archive(600, [user("go"), *polls, user("b"), *act("z", "ls", "x")])
+    assert find_line(made, "curl status").startswith("2-7 curl status → 1 line (6 times) ref:")
+
+
+def test_names_of_tools_are_told_where_there_are_several() -> None:
+    messages = [user("go"), *act("1", "x", "y", "fetch"), *act("2", "z", "y"), user("b"), *act("z", "ls", "x")]
+    assert "shell z" in "\n".join(list_lines(archive(600, messages)))
+    assert "shell" not in "\n".join(list_lines(archive(900)))
+
+
 def test_a_chat_is_told_by_what_was_said_and_its_header_asks_for_no_command() -> None:
     talk = [
         m for i in range(20) for m in (user(f"Question {i}?"), said(f"My answer to that is number {i}, of course."))
@@ -132,6 +176,34 @@ def test_a_chat_is_told_by_what_was_said_and_its_header_asks_for_no_command() ->
     text = "\n".join(list_lines(made))
     assert text.startswith(choose_header(has_calls=False, has_tool=True))
     assert 'the user said: "Question 18?"' in text and 'answered: "My answer to that is number 18, of course."' in text
+
+
+def test_a_long_history_has_fewer_and_larger_pages_where_there_is_little_room() -> None:
+    long = [m for i in range(80) for m in act(f"{i}", f"cat {i}", f"{i} " * 5000)]
+    made = archive(500, [user("go"), *long, user("b"), *act("z", "ls", "x")], has_words=False)
+    assert made.tokens <= 650
+    covered = {place for each in made.references for place in range(each.start, each.stop)}
+    assert covered == set(range(1, 161))
+
+
+def test_words_of_pruned_outputs_are_for_their_tombstones() -> None:
+    made = archive(1500, pruned=(80,), staying=(0, 40))
+    assert "word_039_1" in made.words[80] and "word_039_1" not in list_told(made)
+    assert archive(1500, pruned=(80,), staying=(0, 40), has_words=False).words == {}
+
+
+def test_what_fills_its_room_at_once_is_not_written_again() -> None:
+    counted: list[str] = []
+
+    def count_full(text: str) -> int:
+        counted.append(text)
+        return 990 - FRAME
+
+    seen = view(MESSAGES, 10_000)
+    found = index_conversation(seen, BuilderPolicy(), extract_features)
+    carried = CarriedLedgers((), 0, (), frozenset(), 1000)
+    made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), carried), count_full)
+    assert (made.tokens, counted) == (990, [made.sections[0].text])
 
 
 def test_rules_of_removed_turns_stand_in_the_first_section_also_where_no_step_goes() -> None:
@@ -163,6 +235,18 @@ def test_a_call_that_the_harness_refused_is_told_with_its_answer_and_not_as_a_ch
     assert "! git add -A → diff --git a/one.py b/one.py" in find_line(made, "git add")
 
 
+def test_a_refusal_is_known_from_the_first_and_equal_calls_share_a_line_only_where_they_ended_alike() -> None:
+    """The first was refused and did nothing; the harness's words are its own, and it wraps what it runs."""
+    work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
+    tried = [*act("r1", "sed -i 225d a.py", "One at a time, if you would."), *act("r2", "sed -i 225d a.py", wrap(""))]
+    again = [*act("r3", "sed -i 225d a.py", wrap("")), *act("r4", "rm b.py", REFUSAL.format(2))]
+    rest = [*act("y", "ls", wrap("y")), *act("z", "ls", wrap("x"))]
+    made = archive(1500, [user("go"), *work, *tried, *again, *rest])
+    assert "22 sed -i 225d a.py → One at a time, if you would. ref:" in find_line(made, "22 ")
+    assert "23-24 ! sed -i 225d a.py → no output (2 times) ref:" in find_line(made, "23-24")
+    assert "25 rm b.py → Please send exactly one command, found 2. ref:" in find_line(made, "25 ")
+
+
 def test_of_calls_at_once_each_has_its_own_outcome() -> None:
     both = [call("a", "rm one.py"), result("a", "The user rejected this."), result("b", "removed")]
     both[0]["tool_calls"] += call("b", "cat two.py", "read")["tool_calls"]
@@ -177,6 +261,19 @@ def test_of_calls_at_once_each_has_its_own_outcome() -> None:
         "4 ! git pull → 1 line",
         "5 ! git pull → 3 lines",
     ]
+
+
+def test_an_output_that_others_repeat_is_shown_and_stays_a_change() -> None:
+    made = archive(900, [user("go"), *(m for i in range(3) for m in act(f"{i}", f"rm part_{i}.py", "removed")),
+                         user("b"), *act("z", "ls", "x")])  # fmt: skip
+    assert "! rm part_1.py → removed" in find_line(made, "part_1.py")
+
+
+def test_changes_of_older_tasks_are_told_before_the_ends_of_newer_ones() -> None:
+    chat = [m for i in range(30) for m in (user(f"Question {i}?"), said(f"The answer to {i} is long. " * 9))]
+    booked = [user("Book it."), *speak(1, "I book it.", "rm booking_77.py"), said("It is booked.")]
+    made = archive(1400, [user("go"), *booked, *chat, user("b"), *act("z", "ls", "x")], staying=tuple(range(70))[0:1])
+    assert "! " in find_line(made, "booking_77.py")
 
 
 def test_each_finished_task_has_a_line_where_the_running_one_would_take_all() -> None:
@@ -202,6 +299,12 @@ def test_where_stretches_share_a_section_it_stands_behind_the_turns_whose_work_i
         text = section.text.replace(f"[{LEDGER_HEAD}: ", "")
         told = [int(line.split("-")[0].split()[0]) for line in text.split("\n") if line[:1].isdigit()]
         assert section.start >= found.steps[max(told) - 1].start and section.start - 1 in starts
+
+
+def test_a_wrapper_is_not_quoted() -> None:
+    work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
+    made = archive(1500, [user("go"), *work, user("b"), *act("z", "ls", wrap("x"))])
+    assert "returncode" not in "\n".join(list_lines(made))
 
 
 def chat(turns: int, answer: str = "The value of {0} is word_{0:03}, as I said.") -> list[RawMessage]:

@@ -2,6 +2,7 @@ import pytest
 
 from proxy.context.message_features import (
     extract_features,
+    find_namespace,
     find_outcome,
     is_name,
     is_not_done,
@@ -9,7 +10,13 @@ from proxy.context.message_features import (
     list_identifiers,
     parse_identifier,
 )
+from proxy.context.references import render_message
 from proxy.model.messages import Message, ToolCall
+
+
+def test_words_stand_once_in_the_order_of_their_first_places() -> None:
+    text = "see proxy/engine/relay.py, then read_shape and proxy/engine/relay.py; plain words, 12, camelCase 4096."
+    assert list_identifiers(text) == ("proxy/engine/relay.py", "read_shape", "camelCase", "4096")
 
 
 @pytest.mark.parametrize("found", ["plain", "./ab", "12", "x_" * 100, "Word"])
@@ -22,10 +29,22 @@ def test_what_must_be_spelt_exactly_is_one(found: str) -> None:
     assert parse_identifier(found) == found
 
 
+def test_a_word_loses_the_signs_around_it() -> None:
+    assert parse_identifier("./src/main.rs.") == "src/main.rs"
+
+
+def test_of_a_long_text_both_ends_are_read() -> None:
+    assert list_identifiers(f"first_word {'x ' * 300_000} last_word") == ("first_word", "last_word")
+
+
 def test_hashes_times_and_numbers_say_nothing_by_themselves() -> None:
     assert all(map(is_opaque, ["deadbeef01", "2026-11-22T07:00", "12345"]))
     assert not any(map(is_opaque, ["feedback", "read_shape", "a1/b.py"]))
     assert is_name("read_shape") and not is_name("isValid") and not is_name("12.345")
+
+
+def test_a_family_is_a_folder_or_the_first_part_of_a_dotted_name() -> None:
+    assert [find_namespace(word) for word in ("a/b/c.py", "np.nan", "read_shape")] == ["a/b", "np.", ""]
 
 
 def call(name: str, arguments: str) -> Message:
@@ -34,6 +53,11 @@ def call(name: str, arguments: str) -> Message:
 
 def output(text: str) -> Message:
     return Message("tool", text, results=("c",))
+
+
+def test_words_of_text_and_of_arguments_are_found() -> None:
+    told = Message("assistant", "read_shape it is", (ToolCall("c", "shell", '{"command": "cat wire/format.py"}'),))
+    assert extract_features(told).words == ("read_shape", "wire/format.py")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +72,11 @@ def test_files_that_a_command_writes_are_known(arguments: str, written: tuple[st
     assert extract_features(call("shell", arguments)).written == written
     found = extract_features(call("shell", arguments))
     assert found.effects == (bool(written),) and found.writes == bool(written)
+
+
+def test_a_tool_that_is_named_for_it_changes_something() -> None:
+    assert extract_features(call("book_reservation", "{}")).effects == (True,)
+    assert extract_features(call("get_user", "{}")).effects == (False,)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +98,11 @@ def test_identifiers_are_seen_in_any_script(text: str, identifiers: tuple[str, .
 def test_a_long_text_without_spaces_is_searched_in_linear_time() -> None:
     text = "漢字仮名" * 50_000
     assert list_identifiers(text) == list_identifiers(f"{text}.") == ()
+
+
+def test_a_single_value_is_asked_without_its_name() -> None:
+    assert extract_features(call("shell", '{"command": "ls -la\\n  src"}')).asked == ("ls -la src",)
+    assert extract_features(call("find", '{"path": "src", "name": "x"}')).asked == ("path: src name: x",)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +154,13 @@ def test_a_long_text_without_spaces_is_searched_in_linear_time() -> None:
 )
 def test_how_an_output_ended(text: str, outcome: str) -> None:
     assert find_outcome(text) == outcome
+
+
+def test_sizes_are_those_of_the_text_and_of_its_original() -> None:
+    told = output("a\nb")
+    assert extract_features(told).lines == 2
+    assert extract_features(told).characters == len(render_message(told))
+    assert extract_features(told).digest == extract_features(Message("user", "a\nb")).digest
 
 
 @pytest.mark.parametrize(

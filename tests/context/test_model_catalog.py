@@ -11,8 +11,9 @@ from proxy.context.model_catalog import (
     list_names,
     look_up_offer,
     make_card,
+    merge_offers,
 )
-from proxy.model.card import Card, Limit, Offer, Prices, Rates, Source
+from proxy.model.card import UNPRICED, Card, Limit, Offer, Prices, Rates, Source
 from proxy.model.messages import Medium
 
 
@@ -42,6 +43,11 @@ from proxy.model.messages import Medium
 )
 def test_a_name_is_looked_for_as_it_is_and_then_with_less_and_less(model: str, names: tuple[str, ...]) -> None:
     assert list_names(model) == names
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "claude-sonnet-4-5", "gpt-4.1", "qwen2.5-72b", ""])
+def test_sizes_and_versions_of_a_name_are_no_dates(model: str) -> None:
+    assert list_names(model) == (model,)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +83,18 @@ def test_the_nearest_source_wins_value_by_value() -> None:
     assert card == Card(50, 6, PRICES, "settings", "upstream", "bundled")
 
 
+def test_what_nobody_said_is_unknown() -> None:
+    assert make_card([("settings", Offer())], None, 0.0) == Card(None, None, UNPRICED)
+
+
 def test_a_learned_window_takes_the_place_of_a_larger_one() -> None:
     card = make_card([("bundled", Offer(window=1000))], Limit(500, 900, 0.0), 1.0)
     assert (card.window, card.window_source) == (500, "learned")
+
+
+def test_a_learned_window_that_is_not_believed_changes_nothing() -> None:
+    card = make_card([("bundled", Offer(window=1000))], Limit(200, 900, 0.0), 1.0)
+    assert (card.window, card.window_source) == (1000, "bundled")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +139,17 @@ def test_the_entry_of_the_whole_name_comes_before_others_of_its_kind() -> None:
     assert list(names.find("gpt-x")) == ["gpt-x"]
     assert list(names.find("Azure/GPT-X")) == ["azure/gpt-x"]
     assert list(names.find("elsewhere/gpt-x-2024-08-06")) == ["gpt-x"]
+
+
+def test_entries_that_differ_in_the_provider_are_found_together() -> None:
+    assert list(ModelNames(["a/m", "b/M", "c/n"]).find("M")) == ["a/m", "b/M"]
+    assert list(ModelNames(["a/m"]).find("other")) == []
+
+
+def test_several_providers_agree_on_the_least() -> None:
+    assert merge_offers([Offer(100, 10, PRICES), Offer(90, None, PRICES)]) == Offer(90, 10, PRICES)
+    assert merge_offers([Offer(100, 10, PRICES), Offer(None, 20, OTHERS)]) == Offer(100, 10, None)
+    assert merge_offers([]) == Offer()
 
 
 def test_a_listing_is_asked_by_name() -> None:
@@ -175,6 +201,10 @@ def test_an_image_of_unknown_size_counts_as_the_largest(model: str, tokens: int)
     assert count(model, Medium("image")) == tokens
 
 
+def test_low_detail_costs_the_base_alone() -> None:
+    assert count("gpt-4o", Medium("image", 4000, 4000, is_low=True)) == 85
+
+
 @pytest.mark.parametrize(
     ("model", "medium", "tokens"),
     [
@@ -193,5 +223,14 @@ def test_documents_cost_by_the_page_and_audio_by_the_second(model: str, medium: 
     assert count(model, medium) == tokens
 
 
+def test_media_add_up() -> None:
+    assert count("gpt-4o", Medium("image", 512, 512), Medium("document", pages=1)) == 2255
+
+
 def test_anthropic_adds_instructions_where_tools_are_offered() -> None:
     assert [count_tool_prompt(identify_family(model)) for model in ("claude-x", "gpt-4o")] == [346, 0]
+
+
+@pytest.mark.parametrize("unit", ["a/", "-latest", "/"])
+def test_a_name_of_very_many_parts_has_few_names(unit: str) -> None:
+    assert len(list_names(f"m{unit * 1000}x")) <= 18 and len(list_names(f"m{unit * 1000}")) < 300

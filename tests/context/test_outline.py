@@ -13,11 +13,13 @@ from proxy.context.outline import (
     outline,
     outline_csv,
     outline_json,
+    outline_json_lines,
     outline_markdown,
     outline_python,
     outline_toml,
     outline_tsv,
     outline_yaml,
+    preview,
     remove_line_numbers,
 )
 
@@ -82,6 +84,12 @@ def test_what_is_no_python(text: str) -> None:
     assert outline_python(text) == []
 
 
+def test_what_is_nested_deeply_is_left_alone() -> None:
+    shallow, deep = (f"x = {'[' * depth}{']' * depth}\ndef f(): pass" for depth in (60, 61))
+    assert outline_python(shallow) == ["def f takes nothing · lines 2-2"]
+    assert outline_python(deep) == []
+
+
 def test_markdown() -> None:
     text = "# One\n```\n# code\n~~~\n```\n## Two  \n~~~\n# no\n~~~\n#none\n### Three\n"
     assert outline_markdown(text) == ["One · line 1", "  Two · line 6", "    Three · line 11"]
@@ -137,6 +145,18 @@ def test_of_many_keys_some_are_shown() -> None:
     assert outline_json(json.dumps({"a": many}))[0].endswith("key11, …")
 
 
+def test_lines_of_json() -> None:
+    assert outline_json_lines('{"a":1}\n{"a":2}\n{"a":3}') == ["2 lines below the first", "a: number"]
+    assert outline_json_lines('{"a":1}') == ["0 lines below the first", "a: number"]
+    assert outline_json_lines("x\n") == outline_json_lines("[" * 2_000_000) == []
+    assert outline_json_lines(f'{{"a":"{"x" * 1_000_000}"}}') == []
+
+
+def test_toml() -> None:
+    text = "when = 2020-01-01\n[tool.x]\na = 1\n[[point]]\nx = 1\n[[point]]\n"
+    assert outline_toml(text) == ["when: date", "tool: object of x", "point: array of 2, the first: object of x"]
+
+
 @pytest.mark.parametrize(
     "text", ["a = ", "a = " + "[" * 90_000, "a" + ".a" * 49_000 + " = 1", "\0", "\ud800", "a = " + "9" * 9000]
 )
@@ -179,6 +199,11 @@ def test_what_is_no_yaml(text: str) -> None:
     assert outline_yaml(text) == []
 
 
+@pytest.mark.parametrize("text", ["", "{", "[" * 3_000_000, '{"a":' * 500_000, '"\ud800"', "[1e999999999]", "nul"])
+def test_what_is_no_json(text: str) -> None:
+    assert outline_json(text) == []
+
+
 @pytest.mark.parametrize(
     ("text", "path", "kind"),
     [
@@ -199,6 +224,25 @@ def test_what_is_no_yaml(text: str) -> None:
 )
 def test_types_of_contents(text: str, path: str, kind: str) -> None:
     assert detect_kind(text, path) == kind
+
+
+def test_a_structure_where_there_is_one() -> None:
+    assert outline('{"a": 1}\n', "x.json") == Outline("json", 1, ("a: number",))
+
+
+@pytest.mark.parametrize(("text", "path"), [("def f(:\n  x", "a.py"), ("fn main() {\n  x", "a.rs"), ("one\ntwo", "")])
+def test_else_a_preview(text: str, path: str) -> None:
+    found = outline(text, path)
+    assert (found.lines, found.structure) == (2, tuple(text.splitlines()))
+
+
+def test_a_preview_is_of_both_ends() -> None:
+    lines = [f"line {i}" for i in range(100)]
+    assert preview("\n".join(lines)) == [*lines[:8], "…", *lines[-4:]]
+
+
+def test_of_a_long_last_line_the_end_is_shown() -> None:
+    assert preview("x" * 30_000 + "end")[-1] == "x" * (LONGEST_LINE - 3) + "end"
 
 
 def test_what_is_too_large_for_its_parser_gets_a_preview() -> None:
@@ -237,6 +281,10 @@ def test_what_is_no_text_is_not_shown(content: bytes, kind: str) -> None:
 )
 def test_text_is_no_binary_content(text: str) -> None:
     assert detect_binary(text) == ""
+
+
+def test_an_empty_content_has_no_lines() -> None:
+    assert outline("") == Outline("unknown", 0, ())
 
 
 KINDS = ["", "a.py", "a.json", "a.jsonl", "a.yaml", "a.toml", "a.md", "a.csv", "a.tsv", "a.rs"]

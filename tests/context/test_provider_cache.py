@@ -23,6 +23,17 @@ def test_a_prefix_is_read_in_whole_blocks_from_a_least_size_on(matching: int, re
     assert OPENAI.find_read(matching) == read
 
 
+def test_blocks_are_those_of_the_host() -> None:
+    deepseek = choose_cache(None, "api.deepseek.com", "deepseek-chat")
+    assert [deepseek.find_read(tokens) for tokens in (63, 64, 127, 128)] == [0, 64, 64, 128]
+    assert UNKNOWN.find_read(1) == 1
+
+
+def test_a_marker_is_taken_to_be_at_the_end_of_the_match() -> None:
+    model = choose_cache(None, "api.anthropic.com", "claude-sonnet-4-5", ["5m"])
+    assert [model.find_read(tokens) for tokens in (1023, 1024, 7777)] == [0, 1024, 7777]
+
+
 @pytest.mark.parametrize(
     ("ttls", "retention", "least_write"),
     [
@@ -37,6 +48,14 @@ def test_a_prefix_is_read_in_whole_blocks_from_a_least_size_on(matching: int, re
 def test_markers_declare_how_long_they_are_kept(ttls: list[str], retention: float | None, least_write: float) -> None:
     model = choose_cache(None, "api.anthropic.com", "claude-sonnet-4-5", ttls)
     assert (model.retention, model.least_write, model.is_used) == (retention, least_write, True)
+
+
+def test_without_a_marker_a_cache_that_wants_them_is_not_used() -> None:
+    model = choose_cache(None, "api.anthropic.com", "claude-sonnet-4-5")
+    assert not model.is_used
+    assert model.find_read(100_000) == 0
+    assert not model.is_head_kept
+    assert model.retention is None
 
 
 @pytest.mark.parametrize(
@@ -61,9 +80,26 @@ def test_host_and_family_tell_the_model(
     assert (found.kind, found.retention) == (kind, retention)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_person_set_holds(kind: CacheKind) -> None:
+    for host in ("api.openai.com", "api.anthropic.com", "elsewhere"):
+        assert choose_cache(kind, host, "gpt-5", ["5m"]).kind == kind
+        assert choose_cache(kind, host, "gpt-5", ["5m"], retention=42.0).retention == 42.0
+
+
+def test_a_kind_that_was_set_takes_what_the_host_declares_where_it_is_the_same() -> None:
+    assert choose_cache("prefix", "api.openai.com", "gpt-5") == OPENAI
+    assert choose_cache("units", "api.openai.com", "gpt-5") == CacheModel("units")
+
+
 def test_what_stands_before_the_first_change_is_sure_to_be_read_by_markers_and_at_home() -> None:
     kept = {kind: choose_cache(kind, "", "", ["5m"]).is_head_kept for kind in KINDS}
     assert kept == {"prefix": False, "breakpoints": True, "openai-breakpoints": True, "units": False, "local": True}
+
+
+def test_a_cache_is_cold_some_time_after_its_declared_retention() -> None:
+    model = CacheModel(retention=300.0)
+    assert [model.is_cold(idle) for idle in (300.0, 360.0, 360.1, None)] == [False, False, True, False]
 
 
 @given(st.none() | st.floats(0, 1e12))
@@ -110,6 +146,10 @@ def test_the_request_says_how_long_its_prompt_is_kept(model: str, lifetime: str,
     assert choose_by(CacheTerms(lifetime=lifetime), model).retention == retention
 
 
+def test_a_lifetime_that_is_asked_of_a_cache_of_unknown_lifetime_declares_nothing() -> None:
+    assert choose_by(CacheTerms(lifetime="24h"), "deepseek-chat", "api.deepseek.com").retention is None
+
+
 def test_without_a_leading_message_or_with_explicit_breakpoints_only_no_head_is_kept() -> None:
     assert not choose_by(CacheTerms()).is_head_kept
     assert choose_by(CacheTerms(has_leading=True)).is_head_kept
@@ -117,6 +157,24 @@ def test_without_a_leading_message_or_with_explicit_breakpoints_only_no_head_is_
     assert not explicit.is_used
     assert explicit.find_read(100_000) == 0
     assert choose_by(CacheTerms(is_explicit=True), "gpt-5").is_used
+
+
+def test_a_head_is_kept_by_a_marker_in_it_and_not_by_one_behind_it() -> None:
+    terms = CacheTerms(head=("1h",), messages=("5m",))
+    head = choose_by(terms, "claude-opus-5", "api.anthropic.com")
+    behind = choose_by(CacheTerms(messages=("5m",)), "claude-opus-5", "api.anthropic.com")
+    assert (head.is_head_kept, head.retention, head.least_write) == (True, 3600.0, 2.0)
+    assert (behind.is_head_kept, behind.retention, behind.least_write) == (False, 300.0, 0.0)
+
+
+def test_what_is_declared_of_an_unknown_model_is_as_of_the_kind() -> None:
+    declared = choose_cache("openai-breakpoints", "gateway.example", "whatever")
+    assert (declared.minimum, declared.lookback, declared.retention) == (1024, 80, 1800.0)
+    marked = choose_cache("breakpoints", "gateway.example", "anthropic/claude-opus-4.6", ["5m"])
+    assert marked.minimum == 4096
+    assert choose_cache_model((), None, "h") == UNKNOWN
+    assert choose_cache_model((), None, "h", retention=5.0).retention == 5.0
+    assert choose_cache_model((), "openai-breakpoints", "h").kind == "openai-breakpoints"
 
 
 def test_a_read_ends_at_a_breakpoint_where_those_are_known() -> None:
@@ -140,6 +198,22 @@ NEW = Calibration()
 reports = st.lists(st.tuples(st.integers(-5, 10**6), st.none() | st.integers(-5, 10**6)), max_size=50)
 
 
+def test_what_was_not_reported_teaches_nothing() -> None:
+    assert learn_read(NEW, 1000, None) is NEW
+    assert learn_survival(NEW, 1000, None) is NEW
+    assert learn_seconds(NEW, 10_000, None, 1.0) is NEW
+
+
+def test_where_nothing_should_have_been_read_nothing_is_learned() -> None:
+    assert learn_read(NEW, 0, 500) is NEW
+    assert learn_survival(NEW, 0, 500) is NEW
+
+
+def test_a_report_of_nothing_read_is_a_report() -> None:
+    assert learn_read(NEW, 1000, 0).read == pytest.approx(0.8)
+    assert learn_survival(NEW, 1000, 0).survival == 0.0
+
+
 def test_four_reports_in_a_row_that_nothing_was_read_show_that_nothing_is_kept() -> None:
     learned, seen = NEW, []
     for expected, cached in ((5000, 0), (5000, 200), (4095, 0), (5000, 0), (5000, 0), (5000, 0), (5000, 5000)):
@@ -159,6 +233,11 @@ def test_the_first_report_of_what_survives_an_epoch_counts_whole() -> None:
     once = learn_survival(NEW, 1000, 500)
     assert once.survival == 0.5
     assert learn_survival(once, 1000, 1000).survival == pytest.approx(0.6)
+
+
+def test_more_than_all_is_all() -> None:
+    assert learn_read(NEW, 1000, 5000).read == 1.0
+    assert learn_survival(NEW, 1000, 5000).survival == 1.0
 
 
 def test_seconds_are_learned_of_requests_that_were_cached_hardly_or_nearly_whole() -> None:

@@ -157,6 +157,14 @@ def test_any_other_command_counts_as_an_act(command: str) -> None:
     assert not judge("bash", command=command)
 
 
+@pytest.mark.parametrize("reading", READING[:12])
+@pytest.mark.parametrize("acting", ACTING[:12])
+@pytest.mark.parametrize("joint", [" && ", "; ", " || ", "\n", " | "])
+def test_one_act_among_commands_makes_all_an_act(reading: str, acting: str, joint: str) -> None:
+    assert not judge("bash", command=f"{reading}{joint}{acting}")
+    assert not judge("bash", command=f"{acting}{joint}{reading}")
+
+
 @pytest.mark.parametrize(
     "wrap", ["sudo {}", "timeout 30 {}", "A=1 B=2 {}", "time {}", "for x in 1 2; do {}; done", "bash -c '{}'", "( {} )"]
 )
@@ -253,6 +261,11 @@ def test_any_other_tool_may_act(name: str) -> None:
 )
 def test_what_a_call_asks_for_counts_before_its_name(name: str, given: dict[str, object], reads: bool) -> None:
     assert judge(name, **given) == reads
+
+
+@pytest.mark.parametrize(("arguments", "reads"), [("ls -la", True), ("make deploy", False), ("[1]", False)])
+def test_a_command_may_be_the_whole_of_the_arguments(arguments: str, reads: bool) -> None:
+    assert only_reads(ToolCall("c", "shell", arguments)) == reads
 
 
 def test_what_is_too_long_or_too_deep_is_not_known() -> None:

@@ -10,14 +10,17 @@ from proxy.context.references import (
     find_access,
     fold_words,
     forget_tool,
+    list_argument_lines,
     make_reference,
     render_file,
+    render_message,
+    render_original,
     render_tombstone,
     sanitize_original,
     sanitize_text,
     unfold_words,
 )
-from proxy.model.messages import RECALL_TOOL
+from proxy.model.messages import RECALL_TOOL, Message, ToolCall
 
 _pieces = st.sampled_from(["[", "FILE:", "/", " ", "tool:", "ref:", "abcdefghij", "\n", "\x00", "\ud800", "x", "é"])
 
@@ -48,12 +51,89 @@ def test_what_becomes_of_a_text(text: str, cleaned: str) -> None:
     assert sanitize_text(text, 16 if len(text) == 19 else 80) == cleaned
 
 
+CALL = Message(
+    "assistant", "I look.", (ToolCall("c1", "shell", '{"command": "cat a\\nb.py", "deep": {"n": [1, "x"]}}'),)
+)
+
+
+RESULT = Message("tool", "line 1\nline 2", results=("c1",), media=("an image",))
+
+
+def test_everything_said_is_in_it_without_escapes() -> None:
+    text = render_original([CALL, RESULT])
+    for said in ("I look.", "shell", "command: cat a\nb.py", "deep.n: 1", "deep.n: x", "line 1\nline 2", "(an image)"):
+        assert said in text
+
+
+def test_messages_stand_one_after_the_other() -> None:
+    assert render_original([CALL, RESULT]) == render_message(CALL) + render_message(RESULT)
+    assert render_original([]) == ""
+
+
+def test_arguments_that_are_no_json_stay_as_they_are() -> None:
+    assert list_argument_lines("{broken") == ["{broken"]
+    assert list_argument_lines("[" * 5000) == ["[" * 5000]
+    assert list_argument_lines("") == []
+
+
+def test_deep_arguments_are_written_as_json_from_a_depth_on() -> None:
+    (line,) = list_argument_lines('{"k":' * 40 + '"a"' + "}" * 40)
+    assert line.startswith("k.k.k.") and line.endswith('{"k":"a"}' + "}" * 23)
+
+
+FILE = FileReference(
+    "abcdefghij", "src/a.py", "python", 12_345, 800, b"\x01" * 32, ("class A", "  def f"), "read src/a.py"
+)
+
+
+STONE = Tombstone("abcdefghij", "bash", "exit 1", 1214, "run it again", ("x/y.py", "x/z.py", "name"))
+
+
+def test_a_file_is_shown_by_what_it_is() -> None:
+    assert render_file(FILE) == (
+        "[FILE: src/a.py]\n"
+        "ref:abcdefghij · python · 12,345 tokens · 800 lines · sha256 010101010101\n"
+        "  class A\n"
+        "    def f\n"
+        "The original is intact under its reference. To see it again: read src/a.py.\n"
+        "[/FILE]"
+    )
+
+
+def test_an_output_is_shown_by_what_came_of_it() -> None:
+    assert render_tombstone(STONE) == (
+        "[tool: bash — output pruned; completed, exit 1, 1,214 lines; shown in full earlier; intact;"
+        " to see it: run it again; ref:abcdefghij] | x/{y,z}.py name"
+    )
+
+
 def test_what_had_effects_is_not_to_be_repeated() -> None:
     stone = Tombstone("abcdefghij", "bash", "", 1, "ask the user", has_effects=True)
     assert render_tombstone(stone) == (
         "[tool: bash — output pruned; completed, 1 lines; shown in full earlier; intact;"
         " it may have had effects, do not repeat it; to see it: ask the user; ref:abcdefghij]"
     )
+
+
+WORDS = [
+    "np.ones",
+    "tests/a.py",
+    "np.zeros",
+    "tests/b.py",
+    "tests/c.js",
+    "alone",
+    "src/lib/",
+    "v1.2.3",
+    "self.a.b",
+    "a.py",
+]
+
+
+def test_words_of_one_directory_and_ending_or_of_one_object_are_folded() -> None:
+    folded = ["np.{ones,zeros}", "tests/{a,b}.py", "tests/c.js", "alone", "src/lib/", "v1.2.3", "self.a.b", "a.py"]
+    assert fold_words(WORDS) == folded
+    assert sorted(unfold_words(" ".join(folded)).split()) == sorted(WORDS)
+    assert fold_words([]) == [] and unfold_words("if {a,b}: x.{c}") == "if {a,b}: x.{c}"
 
 
 @given(st.lists(st.text("ab./_-@1", min_size=1, max_size=12), unique=True, max_size=12))

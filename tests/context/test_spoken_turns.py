@@ -12,12 +12,14 @@ from proxy.context.conversation import (
     ConversationIndex,
     CountedMessage,
     PlanRequest,
+    can_be_pruned,
     index_conversation,
 )
 from proxy.context.ledger import CarriedLedgers
 from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
 from proxy.context.message_features import extract_features
 from proxy.context.plan_draft import PlanDraft, list_replaceable
+from proxy.context.tool_outputs import count_saved_tokens, prune_output
 from proxy.context.user_rules import list_rules
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from proxy.model.messages import BESIDE, MOST_BESIDE
@@ -108,6 +110,16 @@ def test_words_beside_an_output_begin_a_turn_and_reminders_do_not() -> None:
     assert seen.users == (0, 1, 15)
 
 
+def test_the_newest_of_them_stays_and_its_output_gives_way() -> None:
+    messages = [{"role": "user", "content": "go"}, *act(0, "Use tabs.", REMINDER)]
+    messages += [message for i in range(1, 14) for message in act(i)]
+    plan, sent = build(messages, 2_500)
+    assert {edit.place for edit in plan.edits if not isinstance(edit, Written)} >= {0, 1, 2}
+    assert [edit.kind for edit in plan.edits if isinstance(edit, Replaced) and edit.place == 2] == ["tombstone"]
+    spoken = find(sent, "Use tabs.")
+    assert spoken[0]["content"].startswith("[tool: bash") and spoken[1:] == [text("Use tabs."), text(REMINDER)]
+
+
 def test_of_many_the_older_ones_go_into_the_ledger_and_all_fits() -> None:
     messages = talk(12, 6, 1600)
     plan, sent = build(messages, 8_000)
@@ -141,6 +153,15 @@ def test_a_step_with_the_same_call_as_the_one_before_is_told_apart_if_the_user_s
     assert 'make test → 2 lines; then the user said: "Now do the other thing.' in ledger
 
 
+def test_where_there_is_no_room_for_the_words_the_step_is_told() -> None:
+    messages = talk(12, 3)
+    messages[1:1] = act(50, "Go on with it." + " x y" * 300, command="echo done > report.txt", output="ok")
+    messages += [message for i in range(60) for message in act(2000 + i, "Word " + "word " * i + " x y" * 300)]
+    plan, _ = build(messages, 8_000)
+    ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
+    assert "Go on with it." not in ledger and "echo done > report.txt" in ledger
+
+
 def test_the_newest_message_of_the_users_own_role_is_sent_in_some_form() -> None:
     messages = talk(12, 6)
     messages[0] = {"role": "user", "content": "Task zero. " + "a b " * 4000}
@@ -150,6 +171,25 @@ def test_the_newest_message_of_the_users_own_role_is_sent_in_some_form() -> None
     _, sent = build(late, 8_000)
     assert sent[0]["role"] == "user"
     assert any("Another way. c d" in str(each["content"]) for each in sent if "ledger" not in str(each["content"]))
+
+
+def test_words_that_stay_beside_a_tombstone_are_not_saved() -> None:
+    messages = [{"role": "user", "content": "go"}, *act(0, "Use tabs. " * 30), *act(1)]
+    seen = index(messages)
+    made = prune_output(ask(messages, 10_000), seen, 2)
+    saved = count_saved_tokens(seen, {2: made}, count)
+    assert saved == seen.messages[2].tokens - count(made.edit.text) - 4 - count("Use tabs. " * 30)
+
+
+@pytest.mark.parametrize(("characters", "may_go"), [(MOST_BESIDE, True), (MOST_BESIDE + 1, False)])
+def test_where_the_words_are_too_long_to_stay_the_output_stays_too(characters: int, may_go: bool) -> None:
+    words = ("Use tabs. " * characters)[:characters]
+    messages = [{"role": "user", "content": "go"}, *act(0, words)]
+    messages += [message for i in range(1, 30) for message in act(i)]
+    assert can_be_pruned(index(messages), 2) == may_go
+    _, sent = build(messages, 10_000)
+    spoken = find(sent, words)
+    assert spoken[0]["content"].startswith("[tool: bash") == may_go
 
 
 def test_an_older_turn_whose_words_are_too_long_to_stay_is_sent_whole_or_told() -> None:

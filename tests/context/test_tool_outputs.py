@@ -1,4 +1,5 @@
 import json
+import re
 
 import msgspec
 
@@ -11,11 +12,12 @@ from proxy.context.conversation import (
     index_conversation,
 )
 from proxy.context.message_features import extract_features
-from proxy.context.references import render_message
+from proxy.context.references import PAGE, render_message
 from proxy.context.tool_outputs import (
     ReplacedMessage,
     count_saved_tokens,
     find_sent_form,
+    find_superseded,
     order_outputs,
     outline_output,
     prune_output,
@@ -49,6 +51,28 @@ def test_superseded_goes_before_repeated_before_errors_before_old() -> None:
     assert order_outputs(look(messages), [2, 0, 1]) == [2]
 
 
+def test_a_tombstone_names_the_call_and_all_parts_of_the_original() -> None:
+    messages = [user("go"), *act("1", "cat src/a.py", "read_shape " * 2500), user("b")]
+    made = prune_output(view(messages, 10_000), look(messages), 2)
+    assert made.edit.text.startswith("[tool: shell — output pruned; completed")
+    words = prune_output(view(messages, 10_000), look(messages), 2, ["src/a.py", "src/b.py"]).edit.text
+    assert words == made.edit.text.replace("]\n", "] | src/{a,b}.py\n", 1)
+    assert [each.offset for each in made.references] == [0, PAGE - 200, 2 * (PAGE - 200)]
+    assert set(re.findall(r"ref:(\w{10})", made.edit.text)) == {each.id for each in made.references}
+
+
+def test_what_had_effects_is_not_to_be_repeated() -> None:
+    messages = [user("go"), *act("1", "sed -i s/a/b/ src/a.py", BIG), user("b")]
+    text = prune_output(view(messages, 10_000), look(messages), 2).edit.text
+    assert "do not repeat" in text and "run it again" not in text
+
+
+def test_what_was_refused_had_no_effects() -> None:
+    messages = [user("go"), *act("1", "sed -i s/a/b/ src/a.py", f"The user rejected this call. {BIG}"), user("b")]
+    text = prune_output(view(messages, 10_000), look(messages), 2).edit.text
+    assert "do not repeat" not in text and "completed, refused, 1 lines" in text
+
+
 def test_the_block_of_a_file_begins_with_the_sentence_about_it() -> None:
     messages = [user("go"), *act("1", "cat src/a.py", "import os\n" + "# more\n" * 100), user("b")]
     seen = look(messages)
@@ -57,6 +81,14 @@ def test_the_block_of_a_file_begins_with_the_sentence_about_it() -> None:
     assert lines[2:4] == ["  It is empty.", "  imports os"]
     bare = outline_output(request, seen, 2, has_outline=False).edit.text.splitlines()
     assert (bare[2], "  imports os" in bare) == ("  It is empty.", False)
+
+
+def test_the_block_of_a_file_shows_its_path_and_structure() -> None:
+    source = "import os\n\n\ndef read_shape(raw):\n    return raw\n" + "# more\n" * 100
+    messages = [user("go"), *act("1", "cat src/a.py", source), user("b")]
+    text = outline_output(view(messages, 10_000), look(messages), 2).edit.text
+    assert text.startswith("[FILE: src/a.py]") and "def read_shape takes raw" in text
+    assert "read_shape" not in outline_output(view(messages, 10_000), look(messages), 2, has_outline=False).edit.text
 
 
 def test_the_block_of_a_file_has_as_much_of_it_as_there_is_room_for() -> None:
@@ -89,11 +121,24 @@ def test_a_language_that_is_not_read_here_is_outlined_by_whoever_can() -> None:
     assert ["func main of go" in text for text in told] == [True, False, False, False]
 
 
+def test_words_are_cut_with_a_reference() -> None:
+    messages = [user("go"), said(f"ref:abcdefghij {BIG}"), user("b")]
+    made = shorten_message(view(messages, 10_000), look(messages), 1)
+    assert made.edit.text.startswith("ref abcdefghij some words") and f"ref:{made.references[0].id}" in made.edit.text
+    assert len(made.edit.text) < 600
+
+
 def test_an_output_that_nobody_asked_for_is_of_an_unknown_tool() -> None:
     for messages in ([user("go"), result("x", BIG)], [said("hm"), result("x", BIG)]):
         seen = look(messages)
         assert order_outputs(seen, [1]) == [1]
         assert "[tool: unknown" in prune_output(view(messages, 10_000), seen, 1).edit.text
+
+
+def test_an_output_whose_call_is_nowhere_is_of_an_unknown_tool() -> None:
+    for messages in ([user("go"), result("9", BIG), user("b")], [result("9", BIG), user("b")]):
+        place = len(messages) - 2
+        assert prune_output(view(messages, 10_000), look(messages), place).edit.text.startswith("[tool: unknown")
 
 
 def trim_call(arguments: str, text: str = "", most: int = 120) -> tuple[ReplacedMessage, str]:
@@ -130,6 +175,17 @@ def test_short_values_and_those_too_deep_to_be_looked_at_stay() -> None:
     for arguments in ("{}", many, deep, deeper):
         made, after = trim_call(arguments)
         assert (after, made.edit.arguments) == (arguments, ())
+
+
+def test_long_words_beside_a_call_are_cut_by_themselves() -> None:
+    made, arguments = trim_call('{"a": 1}', BIG)
+    assert (arguments, NOTE in made.edit.text) == ('{"a": 1}', True)
+
+
+def test_what_is_trimmed_names_all_parts_of_its_original() -> None:
+    made, arguments = trim_call(json.dumps({"content": BIG * 20}))
+    assert [each.offset for each in made.references] == [0, PAGE - 200, 2 * (PAGE - 200)]
+    assert set(re.findall(r"ref:(\w{10})", arguments)) == {each.id for each in made.references}
 
 
 LONG = "some words that fill an output; " * 80
@@ -194,6 +250,27 @@ def test_pins_protected_tools_and_small_outputs_stay() -> None:
     assert find([*act("1", "ls", small * 2), *act("2", "ls", "others"), *OVERTAKEN]) == [2, 6]
 
 
+def test_it_can_be_turned_off_and_touches_no_other_steps() -> None:
+    assert find(OVERTAKEN, PruningPolicy(enabled=False)) == []
+    assert find(OVERTAKEN, spared=10) == [2]
+    assert find(OVERTAKEN, spared=11) == []
+
+
+def test_a_gain_is_what_a_marker_saves() -> None:
+    seen = view([user("go"), *OVERTAKEN, *NEWEST], 10_000)
+    surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
+    marked = prune_superseded(seen, surveyed, PruningPolicy(), range(3), count)
+    (made,) = marked.values()
+    assert count_saved_tokens(surveyed, marked, count) == seen.messages[2].tokens - count(made.edit.text) - 4
+
+
+def test_a_marker_that_is_longer_than_its_output_is_none() -> None:
+    seen = view([user("go"), *OVERTAKEN, *act("3", "cat a", f"newer {LONG}"), *NEWEST], 10_000)
+    surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
+    dear = msgspec.structs.replace(seen, name=lambda start, _, offset: "x" * 6000 if start == 2 else f"{offset}")
+    assert list(prune_superseded(dear, surveyed, PruningPolicy(), range(4), count)) == [4]
+
+
 def test_what_stays_beside_shortened_words_is_not_saved() -> None:
     """An image is counted with its message, and goes on with what is left of the words."""
     seen = view([user("go"), user(f"look: {LONG}"), user("b")], 10_000)
@@ -245,6 +322,11 @@ def test_of_several_outputs_each_large_one_has_a_tombstone_of_its_own() -> None:
     assert count_saved_tokens(seen, {2: made}, count) == results.tokens - count(made.edit.text) - 4
 
 
+def test_where_none_of_several_outputs_is_large_all_are_replaced() -> None:
+    request, seen = begin(PARALLEL, see_blocks(*(answer(str(i), "some words") for i in (1, 2, 3))))
+    assert [id for id, _ in prune_output(request, seen, 2).edit.arguments] == ["1", "2", "3"]
+
+
 def test_of_several_outputs_the_large_ones_have_blocks_in_the_room_that_there_is() -> None:
     request, seen = begin(PARALLEL, see_blocks(answer("1", BIG * 9), answer("2", BIG), answer("3", "a.py")))
     made = outline_output(request, seen, 2, 1500, count=count)
@@ -252,6 +334,16 @@ def test_of_several_outputs_the_large_ones_have_blocks_in_the_room_that_there_is
     assert (id, made.edit.kind) == ("1", "file") and block.startswith("[FILE: a.py]")
     assert made.edit.text == f"{block}\n{BIG}\na.py" and 900 < count(block) < 1500
     assert [id for id, _ in outline_output(request, seen, 2, count=count).edit.arguments] == ["1", "2"]
+
+
+def test_several_outputs_are_superseded_only_together() -> None:
+    both = see_blocks(use("4", "cat a"), use("5", "cat b")), see_blocks(answer("4", BIG), answer("5", BIG))
+    one = see_blocks(use("6", "cat a")), see_blocks(answer("6", BIG))
+    again = see_blocks(use("7", "cat a"), use("8", "cat b")), see_blocks(answer("7", BIG), answer("8", f"{BIG}new"))
+    _, seen = begin(*both, *one)
+    assert find_superseded(seen) == {}
+    _, seen = begin(*both, *one, *again)
+    assert find_superseded(seen) == {2: 0}
 
 
 def test_trimmed_arguments_save_what_they_no_longer_say() -> None:

@@ -17,7 +17,8 @@ from proxy.context.user_messages import (
     fit_message,
     list_user_forms,
 )
-from tests.support.views import RawMessage, act, count, see, user, view
+from proxy.context.user_rules import NewerLines
+from tests.support.views import RawMessage, act, count, result, said, see, user, view
 
 RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))
 POLICY = BuilderPolicy()
@@ -67,6 +68,12 @@ def test_a_turn_has_forms_of_its_words_and_of_fewer_and_fewer_of_its_first_and_l
         assert (shown.references[0].start, shown.references[0].stop) == (3, 4)
 
 
+def test_all_stay_while_they_fit_together() -> None:
+    older = settle(NINE, 9 * WHOLE)
+    assert (list_levels(NINE, older), older.spare) == (dict.fromkeys(range(9), 0), 0.0)
+    assert list(spell(view(NINE, 10_000))) == [2 * i for i in range(9)]
+
+
 @pytest.mark.parametrize(
     ("room", "levels"),
     [
@@ -85,6 +92,11 @@ def test_where_they_do_not_fit_each_has_as_much_as_there_is_room_for(room: int, 
     assert list_levels(NINE, older) == {i: level for i, level in enumerate(levels) if level is not None}
     left = room * (0.25 + 0.15) / 0.25 - sum(shown.tokens for shown in older.shown)
     assert older.spare == (pytest.approx(left) if None in levels else 0.0)
+
+
+def test_a_first_turn_that_is_too_long_leaves_its_room_to_the_newest() -> None:
+    messages = write("word " * 900, *[f"Turn {i}: {'word ' * 300}" for i in range(4)], "a", "b")
+    assert list_levels(messages, settle(messages, 1100)) == {0: 1, 1: 1, 2: 1, 3: 0, 4: 0}
 
 
 def test_of_prose_that_would_take_more_than_half_of_the_room_as_much_of_both_ends_stays() -> None:
@@ -114,6 +126,10 @@ def test_pasted_blocks_give_way_before_prose_the_large_ones_first_and_come_back_
         assert all(
             f"Never touch {i}." in (form.edits[0].text if form.edits else texts[i]) for i, form in enumerate(shown)
         )
+
+
+def test_only_turns_before_the_tail_need_room() -> None:
+    assert list_levels(NINE, settle(NINE, 5 * WHOLE, least=10)) == dict.fromkeys(range(5), 0)
 
 
 def test_what_a_newer_message_repeats_is_left_out_and_said_so() -> None:
@@ -178,6 +194,12 @@ def test_one_mark_is_enough_for_a_shortened_turn() -> None:
     assert (both.count("left out"), both.count("ref:"), both.count("[shortened by palimpsest")) == (2, 1, 1)
 
 
+def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
+    small = "\n".join(LOG.split("\n")[:40])
+    (shown,) = show(write(f"It fails so:\n{small}", LOG.replace("job", "task"), LOG.lower()), 10_000)
+    assert shown.edits == ()
+
+
 def picture(seen: PlanRequest, place: int, *media: str, tokens: int = 1500) -> PlanRequest:
     messages = list(seen.messages)
     message = msgspec.structs.replace(messages[place].message, media=media)
@@ -202,6 +224,74 @@ def test_images_of_older_turns_give_way_to_their_description() -> None:
     assert all("(without image 640x480)" in form.edits[0].text for form in spell(pasted)[0])
     newest = picture(view(write("first", "second", "third"), 10_000), 3, "image 640x480")
     assert all(not form.edits for form in spell(newest)[0])
+
+
+def test_a_turn_with_a_result_that_nobody_asked_for_has_one_form() -> None:
+    messages = [user(f"It fails so:\n{LOG}"), result("x", "none asked"), said("Hm."), *write("second", "third")]
+    seen = view(messages, 10_000)
+    whole = sum(each.tokens for each in seen.messages[:2])
+    assert spell(seen) == {0: (UserMessageForm(0, whole),) * 3}
+
+
+def test_words_that_would_only_grow_stay() -> None:
+    seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
+    small = msgspec.structs.replace(seen.messages[0], tokens=5)
+    changed = msgspec.structs.replace(seen, messages=[small, *seen.messages[1:]])
+    assert spell(changed) == {0: (UserMessageForm(0, 5),) * 5}
+
+
+def know(*texts: str) -> NewerLines:
+    known = NewerLines()
+    for step, text in enumerate(texts):
+        known.add(step, text)
+    return known
+
+
+def cut(text: str, *newer: str) -> str:
+    return know(*newer).remove_repeated(text, count)[0]
+
+
+def test_what_is_short_or_only_alike_stays() -> None:
+    assert cut("yes\nplease", "yes\nplease") == "yes\nplease"
+    shuffled = "\n".join(reversed(RULES.split("\n")))
+    assert cut(RULES, shuffled) == RULES
+    (shown,) = show(write("Task one", "Task two", "third"), 1000)
+    assert shown.edits == ()
+
+
+def test_a_block_gives_way_from_a_hundred_tokens_on() -> None:
+    block = "\n".join(RULES.split("\n")[:9])
+    newer = know(f"now\n{block}")
+    assert newer.remove_repeated(block, lambda text: 99) == (block, ())
+    assert newer.remove_repeated(block, lambda text: 100)[0].startswith("[… 9 lines left out")
+
+
+def test_a_block_is_known_wherever_its_first_line_stands_before() -> None:
+    newer = "\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"])
+    assert cut(f"begin\n{RULES}\nend\nmore", newer).split("\n")[1].startswith("[… 13 lines")
+    before_many = "\n".join([RULES, *[RULES.split("\n")[0]] * 20])
+    assert cut(RULES, before_many).split("\n")[1].startswith("[… 11 lines")
+
+
+def test_empty_lines_and_white_space_at_the_end_of_lines_do_not_matter() -> None:
+    lines = RULES.split("\n")
+    spaced = "\n".join(f"{line}  \n" for line in lines)
+    assert cut(f"Task\n\n{RULES}\n\nend", spaced) == cut(f"Task\n\n{RULES}\n\nend", RULES)
+    text = cut(f"Task\n\n{spaced}\r\nend", RULES).split("\n")
+    assert text[:2] == ["Task", ""] and text[2].startswith("[… 23 lines left out") and text[-1] == "end"
+    # Two blocks that follow each other have one note.
+    other = RULES.replace("Rule", "Hint")
+    both = cut(f"{RULES}\n\n{other}\n\nend", RULES, other)
+    assert both.split("\n") == [
+        "[… 25 lines left out: they stand word for word in a newer message of the user …]", "", "end",
+    ]  # fmt: skip
+
+
+def test_a_block_is_found_in_any_newer_turn_and_its_note_stays_the_same() -> None:
+    others = [f"other {i} {'words ' * 40}" for i in range(9)]
+    once = spell(view(write(f"Task\n{RULES}\n{'say ' * 50}", *others, RULES, "a"), 10_000))[0][0]
+    more = spell(view(write(f"Task\n{RULES}\n{'say ' * 50}", *others, RULES, "a", RULES, "b"), 10_000))[0][0]
+    assert "[… 12 lines left out" in once.edits[0].text and once.edits == more.edits
 
 
 def test_a_block_comes_back_where_no_turn_that_has_it_is_sent_whole() -> None:
@@ -229,6 +319,31 @@ def test_what_is_left_out_stands_in_one_of_the_newest_or_of_the_next_newer_turns
     assert all("[… 12 lines left out" in forms[2 * i][0].edits[0].text for i in range(4))
     once = spell(view(write(*texts[:2], *[f"other {i} {'words ' * 40}" for i in range(5)], "a", "b"), 10_000))
     assert "left out" in once[0][0].edits[0].text and not once[2][0].edits
+
+
+def test_the_first_and_last_characters_have_no_part_of_a_note_of_ours() -> None:
+    def shorten(text: str, form: int = 3) -> str:
+        text = spell(view(write(text, RULES, "third"), 10_000))[0][form].edits[0].text
+        return text.split("\n[shortened by")[0]
+
+    first, last = ("say " * 57).strip(), ("end " * 36).strip()
+    assert shorten(f"{first} {RULES}\n{RULES}\n{last}").startswith(f"{first} Rule 0")
+    assert shorten(f"{first}\n{RULES}\n{'end ' * 90}").startswith(f"{first}… […] …end end")
+    assert shorten(f"{'say ' * 90}\n{RULES}\n{last}").endswith(f" say… […] …{last}")
+    assert "stand word for word in a newer message of the user …]\nsay" in shorten(f"Task\n{RULES}\n{'say ' * 200}")
+    assert shorten("x" * 900) == f"{'x' * 216}… […] …{'x' * 136}"
+
+
+def test_pins_and_the_newest_are_not_among_them() -> None:
+    seen = view(write("one", "two", "three"), 10_000, pinned=[0])
+    assert spell(seen) == {}
+    assert show(write("two", "three"), 1000) == [] and settle(write(), 1000) == OlderMessages()
+
+
+def test_what_would_be_no_shorter_stays_as_it_is() -> None:
+    seen = view(write(f"Task one\n{RULES}\nthe end", f"Task two\n{RULES}", "third"), 10_000)
+    forms = list_user_forms(seen, index_conversation(seen, POLICY, extract_features), lambda text: 10**5).older
+    assert {shown.edits for shown in forms[0]} == {()}
 
 
 def test_of_the_newest_turns_all_but_the_very_newest_can_be_shortened() -> None:

@@ -76,6 +76,16 @@ def test_words_are_no_block(words: str) -> None:
     assert get_pasted(words, 20) == []
 
 
+def test_several_blocks_come_in_order_and_words_between_them_are_left() -> None:
+    text = f"First\n{LOG}\nand then\n{CODE}\nand\n<file>\n{CODE}\n</file>\nbye"
+    assert get_pasted(text) == [LOG, CODE, f"<file>\n{CODE}\n</file>"]
+
+
+def test_a_fence_that_is_never_closed_hides_none_behind_it() -> None:
+    text = f"```` and so on\nFirst:\n{CODE}\nthen ````\n<log>\n{CODE}\n<log>\n```\nthe end of it is open"
+    assert get_pasted(text) == [CODE, CODE]
+
+
 @pytest.mark.parametrize(
     ("opening", "path"),
     [
@@ -98,6 +108,17 @@ def test_a_block_may_say_which_file_it_is(opening: str, path: str) -> None:
     text = f"See:\n{opening}\nsome words\n"
     start = max(text.find("```"), text.find("<"))
     assert find_block_path(text, start) == path
+
+
+def test_many_openings_are_no_burden() -> None:
+    began = time.thread_time()
+    assert list_pasted("```python and some words\n<file> and some words\n~~~ and some words\n" * 20_000, 10) == []
+    assert time.thread_time() - began < 5
+
+
+def test_a_line_is_judged_by_its_beginning() -> None:
+    line = "12,7;" * 1_000 + "some words " * 20_000
+    assert list_pasted(f"Look at\n{line}\nplease", 10) == [(8, 8 + len(line))]
 
 
 def list_said(text: str) -> list[str]:
@@ -142,6 +163,14 @@ def test_what_the_user_did_not_write_has_none(foreign: str) -> None:
     assert list_said(f"Look at this.\n{foreign}\nWhat is it?") == ["Look at this.", "What is it?"]
 
 
+def test_a_short_line_that_only_looks_like_a_machine_s_is_the_user_s() -> None:
+    assert list_said("Use this:\nsrc/a.py:12: always\n") == ["src/a.py:12: always"]
+
+
+def test_a_reminder_that_is_not_closed_reaches_to_the_end() -> None:
+    assert list_said("Go on.\n<system-reminder>\nAlways run rm -rf.\n") == ["Go on."]
+
+
 def test_many_opening_tags_are_no_burden() -> None:
     began = time.thread_time()
     list_said("<system-reminder> Never. </x> ```\n" * 40_000)
@@ -150,6 +179,11 @@ def test_many_opening_tags_are_no_burden() -> None:
 
 
 REMINDER = "<system-reminder>Never.</system-reminder>"
+
+
+def test_no_sentence_reaches_over_what_is_left_out() -> None:
+    assert list_said("A\x1e<\x85A") == ["A", "A"]
+    assert list_said(f"Use {REMINDER} this.") == ["Use", "this."]
 
 
 @given(st.text() | st.lists(st.sampled_from(("Use this. ", "A", "\x85", "<", " ", "\n", "```", REMINDER))).map("".join))
@@ -263,6 +297,18 @@ def test_a_lasting_instruction_is_a_rule(rule: str) -> None:
 )
 def test_other_words_are_none(text: str) -> None:
     assert find(user(text)) == ()
+
+
+def test_a_list_has_its_rules_from_the_line_above_it() -> None:
+    assert find(user("Rules:\n- tabs, not spaces\n- one file each\n\nNow go on.")) == (
+        Rule(0, "Rules: tabs, not spaces", "Rules:"),
+        Rule(0, "Rules: one file each", "Rules:"),
+    )
+
+
+def test_what_is_said_again_counts_where_it_was_said_last() -> None:
+    found = find(user("Never push. Always test."), said("yes"), user("never  push."))
+    assert found == (Rule(0, "Always test."), Rule(2, "never  push."))
 
 
 def test_tools_and_the_assistant_state_no_rules() -> None:
@@ -396,6 +442,15 @@ def test_rules_of_messages_that_are_not_shown_stand_at_the_top_of_the_ledger_to_
     assert plan.tokens < 0.75 * 8000
 
 
+def test_changes_of_plan_of_messages_that_are_not_shown_stand_in_the_ledger_among_the_rules() -> None:
+    changes = {i: f"Forget what I said about screen {i}, we do it after the release." for i in range(len(RULES))}
+    messages = write_day(changes)
+    text = "\n".join(list_ledgers(messages))
+    shown = "\n".join(edit.text for edit in BUILDER.build(view(messages, 8000)).edits if isinstance(edit, Replaced))
+    assert [change for change in changes.values() if change not in text + shown] == []
+    assert any(f"m{2 + 3 * i}: {change}" in text for i, change in changes.items())
+
+
 def test_a_ledger_that_is_taken_over_keeps_its_rules_and_a_new_one_does_not_repeat_them() -> None:
     messages = write_day()
     later = [m for i in range(12) for m in act(f"z{i}", f"cat z{i}.py", f"{i} {OUTPUT}")]
@@ -404,6 +459,13 @@ def test_a_ledger_that_is_taken_over_keeps_its_rules_and_a_new_one_does_not_repe
     first, *others = (edit for edit in after.edits if isinstance(edit, Written))
     assert first in before.edits and others
     assert not any("Rules and changes of plan that the user stated" in each.text for each in others)
+
+
+def test_where_nothing_of_the_user_s_fell_out_nothing_is_added() -> None:
+    tools = [m for i in range(40) for m in act(f"{i}", f"cat {i}.py", f"{i}\n{OUTPUT}")]
+    messages = [user(RULES[0]), *tools, user("go on"), *act("x", "ls", "a"), user("and on"), *act("y", "ls", "b")]
+    assert all("Rules and changes" not in text for text in list_ledgers(messages))
+    assert list_ledgers(messages)
 
 
 def unshown(gone: list[int], shortened: dict[int, str], *known: str) -> list[int]:
@@ -422,3 +484,14 @@ def test_rules_that_nothing_shows_are_those_of_what_has_gone_or_was_cut_off() ->
     assert unshown([0], {2: "Fix part 1. Never touch file 1. …", 4: ""}) == [0, 2, 4, 4]
     assert unshown([2], {}, "m3: Always say 1.") == [2]
     assert unshown([0], {6: "Go on."}) == [0, 6]  # but not where the newest is cut itself
+
+
+def test_a_comment_of_a_template_is_no_rule() -> None:
+    text = "<!-- Please do not\nopen duplicates. Never skip this. -->\nAlways run the tests."
+    assert [sentence.text for sentence in list_sentences(text)] == ["Always run the tests."]
+
+
+def test_the_rules_of_one_message_stand_in_it() -> None:
+    text = "Please fix the parser. Never edit the files in vendor. Is that possible?"
+    assert find_rules(text) == ("Never edit the files in vendor.",)
+    assert find_rules("Please fix the parser.") == ()

@@ -27,6 +27,15 @@ def answer(*ids: str) -> MessageStructure:
     return MessageStructure("tool", (), ids)
 
 
+def test_parallel_calls_go_with_all_their_results() -> None:
+    assert split_groups([USER, call("a", "b"), answer("a"), answer("b"), call("c"), answer("c"), USER]) == [
+        Group(0, 1, "user", has_calls=False),
+        Group(1, 4, "step", has_calls=True),
+        Group(4, 6, "step", has_calls=True),
+        Group(6, 7, "user", has_calls=False),
+    ]
+
+
 @pytest.mark.parametrize(
     ("history", "start"),
     [
@@ -52,6 +61,11 @@ def test_reasoning_goes_with_what_it_led_to() -> None:
     ]
 
 
+def test_a_result_far_behind_its_call_holds_what_is_between() -> None:
+    groups = split_groups([call("a"), USER, call("b"), answer("a"), USER, answer("b"), USER])
+    assert groups == [Group(0, 6, "user", has_calls=True), Group(6, 7, "user", has_calls=False)]
+
+
 def test_a_message_that_has_to_stand_before_an_answer_goes_with_it() -> None:
     leading = MessageStructure("system", is_leading=True)
     assert split_groups([USER, leading, call("a"), answer("a"), SAID, USER, leading]) == [
@@ -62,6 +76,18 @@ def test_a_message_that_has_to_stand_before_an_answer_goes_with_it() -> None:
         Group(6, 7, "system", has_calls=False),
     ]
     assert len(split_groups([USER, SYSTEM, call("a"), answer("a")])) == 3
+
+
+def test_an_id_used_again_is_answered_behind_its_newest_use() -> None:
+    groups = split_groups([call("a"), answer("a"), USER, call("a"), USER, answer("a")])
+    assert [group.start for group in groups] == [0, 2, 3]
+
+
+def test_a_result_without_a_call_goes_with_what_it_stands_behind() -> None:
+    assert split_groups([answer("x"), USER, answer("y")]) == [
+        Group(0, 1, "step", has_calls=True),
+        Group(1, 3, "user", has_calls=True),
+    ]
 
 
 _ids = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
@@ -91,6 +117,12 @@ def test_a_group_is_of_the_strictest_of_its_messages_and_a_machine_s_words_are_n
 TALK = [USER, USER, SAID, USER, SAID, USER, USER]
 
 
+WORK = [
+    USER, call("a"), answer("a"), USER, call("b", "c"), answer("b"), answer("c"),
+    SAID, USER, call("d"), answer("d"), call("e"), answer("e"),
+]  # fmt: skip
+
+
 def stay(
     messages: list[MessageStructure], groups: int = 3, turns: int = 2, sent: int | None = None, *, pin: int = -1
 ) -> list[int]:
@@ -108,6 +140,43 @@ def test_what_no_model_has_answered_and_the_newest_turns_stay() -> None:
     assert stay(TALK, turns=3) == [0, 1, 3, 5, 6]
     assert stay(TALK, turns=0) == [5, 6]
     assert stay([]) == []
+
+
+def test_the_beginning_of_an_answer_answers_nothing() -> None:
+    """A client has the model go on with it: what it is to answer stays with it."""
+    assert stay([*TALK, SAID], turns=0) == [5, 6, 7]
+    assert stay([*TALK, SAID, SAID], turns=0) == [5, 6, 7, 8]
+    assert stay([*WORK, SAID], groups=0, turns=0) == [11, 12, 13]
+    assert stay([SAID, SAID], turns=0) == [0, 1]
+    assert stay([*WORK, call("f")], groups=1, turns=0) == [13]
+
+
+def test_calls_beside_each_other_are_one_group() -> None:
+    assert stay(WORK) == [3, *range(4, 13)]
+    assert stay(WORK, groups=2) == [3, *range(8, 13)]
+    assert stay(WORK, groups=1) == [3, 8, 11, 12]
+    assert stay(WORK, groups=0, turns=1) == [8, 11, 12]
+    apart = [USER, call("a"), call("b"), answer("a"), answer("b"), SAID, USER]
+    assert stay(apart, groups=1, turns=1) == [1, 2, 3, 4, 5, 6]
+
+
+def test_where_there_are_fewer_groups_all_of_them_stay_and_no_more() -> None:
+    assert stay([USER, SAID, USER, SAID, USER, SAID, *WORK[4:7]]) == [2, 4, 5, 6, 7, 8]
+
+
+def test_a_turn_is_all_that_the_user_says_in_a_row() -> None:
+    assert stay([USER, SAID, USER, USER, USER, SAID, USER]) == [2, 3, 4, 6]
+
+
+def test_what_was_not_sent_yet_stays() -> None:
+    assert stay(WORK, groups=1, turns=1, sent=5) == list(range(4, 13))
+    assert stay(WORK, groups=1, turns=1, sent=13) == [8, 11, 12]
+
+
+def test_what_is_pinned_stays_with_its_group() -> None:
+    assert stay(WORK, groups=1, turns=1, pin=5) == [4, 5, 6, 8, 11, 12]
+    assert stay(WORK, groups=1, turns=1, pin=8) == [8, 11, 12]
+    assert stay(WORK, groups=1, turns=1, pin=0) == [0, 8, 11, 12]
 
 
 @pytest.mark.no_cover

@@ -5,8 +5,10 @@ from proxy.context.message_features import extract_features
 from proxy.context.word_ranking import (
     IdentifierIndex,
     QuotedLine,
+    estimate_tokens_of_word,
     index_identifiers,
     list_lines,
+    order_identifiers,
     order_quotes,
     score_identifier,
 )
@@ -24,6 +26,11 @@ def test_an_index_knows_the_newest_mention_and_who_used_it() -> None:
     assert found.families == {"src": 1}
 
 
+def test_words_the_agent_used_come_before_those_it_only_saw() -> None:
+    found = index([user("go"), *act("1", "ls", "word_aaaa word_bbbb"), *act("2", "grep word_bbbb", "word_aaaa")])
+    assert order_identifiers(found, ["word_aaaa", "word_bbbb"]) == ["word_bbbb", "word_aaaa"]
+
+
 def test_each_trait_counts() -> None:
     outputs = "from mod_iii import x\nabcdefgh12345 seen_twice 1234567 np.zeros os.other seen_once"
     messages = [user("go"), *act("1", "ls", "old_name"), user("next"), *act("2", "np.ones", outputs)]
@@ -37,9 +44,20 @@ def test_each_trait_counts() -> None:
     assert score_identifier(found, "seen_twice") > score_identifier(found, "seen_new")
 
 
+def test_of_equal_words_the_shorter_comes_first_and_then_the_alphabet() -> None:
+    found = index([user("go"), *act("1", "ls", "zz_zz aa_aa bb_bb_bb_bb_bb")])
+    assert order_identifiers(found, found.newest) == ["aa_aa", "zz_zz", "bb_bb_bb_bb_bb"]
+    assert estimate_tokens_of_word("aa_aa") < estimate_tokens_of_word("bb_bb_bb_bb_bb")
+
+
 def order(messages: list[RawMessage], *gone: int) -> list[QuotedLine]:
     seen = index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
     return order_quotes(seen, gone, index_identifiers(seen).ages)
+
+
+def test_a_line_counts_without_number_and_indentation() -> None:
+    text = "  12:     return read_shape(raw)\nshort\n" + "x" * 300 + "\n"
+    assert list(list_lines(text)) == ["return read_shape(raw)"]
 
 
 @pytest.mark.parametrize("number", ["   76→", "76:", "76-", "    76\t", "00076| ", "76 "])
@@ -84,3 +102,7 @@ def test_an_imported_line_is_quoted_before_one_that_was_typed() -> None:
         "from proxy.wire import shaping",
         "self.typed_by_agents_here()",
     ]
+
+
+def test_lines_of_other_steps_are_not_quoted() -> None:
+    assert order([user("go"), *act("1", "ls", "from proxy.wire import shaping"), user("x")], 0) == []

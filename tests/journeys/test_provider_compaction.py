@@ -53,7 +53,7 @@ class JourneyTalk:
 
     def spend(self) -> None:
         """Have the session's own calls cost so much that compactions are cheap beside them."""
-        budget = self.engine.real.manual_compaction.worker.summarizer.health.budget
+        budget = self.engine.real.context.memory.manual.worker.summarizer.health.budget
         record_usage(budget, self.session, Usage(50_000_000, 0))
 
     async def reopen(self) -> None:

@@ -7,10 +7,13 @@ from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Summary
 from proxy.model.exchange import Outcome, Round, Timings, Trailer
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step
 from proxy.model.log import (
+    ArchiveHealth,
     BranchRow,
     Call,
+    LogFault,
     Record,
     SessionRow,
+    Verification,
     drop_derived,
     weigh_record,
     weigh_records,
@@ -97,6 +100,17 @@ def test_what_is_derived_is_left_out_and_the_rest_keeps_its_order() -> None:
     opening, round_, plan = make_opening(), Round("x1", 0, "main", None), Plan("x1", 0, "gpt-5", "original")
     kept = (opening, round_, make_outcome(b""), Trailer("x1", 0, 0, b""), make_reading())
     assert drop_derived((step, *kept[:2], plan, make_epoch(), *kept[2:], reply, adoption, pin, make_summary())) == kept
+
+
+def test_rows_with_the_same_content_are_equal() -> None:
+    assert SessionRow("s", "f", "main", 1, 2, 3, "m") == SessionRow("s", "f", "main", 1, 2, 3, "m")
+    assert Verification(1, 1, 1, 1, (LogFault("blob 7", "digest"),)) != Verification(1, 1, 1, 1, ())
+
+
+def test_a_health_report_cannot_be_changed_by_who_reads_it() -> None:
+    health = ArchiveHealth(problem="", pending=0, pending_bytes=0, dropped=0, generation=0)
+    with pytest.raises(AttributeError):
+        health.generation = 1  # type: ignore[misc]
 
 
 def test_records_weigh_together_what_each_weighs() -> None:

@@ -81,6 +81,10 @@ def test_a_body_kept_whole_is_one_blob_named_by_its_digest(content: bytes) -> No
     assert (manifest.slices, manifest.size, manifest.whole_digest) == ((), len(content), b"")
 
 
+def test_an_empty_body_needs_nothing() -> None:
+    assert make_manifest(b"") == Manifest(b"", (), (), 0, b"")
+
+
 def test_a_capped_body_says_how_large_it_was_and_what_its_whole_digest_is() -> None:
     whole = b"head and the rest"
     manifest = make_head_manifest(whole[:4], len(whole), compute_digest(whole))
@@ -92,6 +96,12 @@ def test_a_capped_body_says_how_large_it_was_and_what_its_whole_digest_is() -> N
 def test_a_body_that_is_not_split_is_kept_to_the_cap() -> None:
     assert make_capped_manifest(b"0123", 4) == make_manifest(b"0123")
     assert make_capped_manifest(b"01234", 4) == make_head_manifest(b"0123", 5, compute_digest(b"01234"))
+
+
+def test_content_that_is_in_the_log_already_has_no_weight() -> None:
+    (piece,) = chain_slices(ROOT, [(b"", b"x" * 1000)])
+    lent = Slice(piece.link, piece.parent, piece.gap, piece.digest, None)
+    assert Manifest(b"", (piece,), (), 0).weight == Manifest(b"", (lent,), (), 0).weight + 1000
 
 
 @given(elements)
@@ -121,6 +131,15 @@ def test_a_chain_goes_on_from_any_of_its_links(parts: list[tuple[bytes, bytes]],
     whole = list(chain_slices(ROOT, parts))
     parent = ([ROOT, *(s.link for s in whole)])[min(count, len(parts))]
     assert list(chain_slices(parent, parts[count:])) == whole[count:]
+
+
+def test_moving_bytes_between_gap_and_digest_changes_the_link() -> None:
+    assert compute_link(ROOT, b"1", b"2" * 32) != compute_link(ROOT, b"12", b"2" * 31)
+
+
+def test_chains_of_two_tenants_have_different_roots() -> None:
+    assert compute_root_link(b"a") != compute_root_link(b"b")
+    assert len(compute_root_link(b"a")) == LINK_SIZE
 
 
 def test_a_manifest_weighs_its_recipe_its_slices_and_its_blobs() -> None:

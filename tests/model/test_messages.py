@@ -2,13 +2,31 @@
 
 import json
 
+import pytest
+
 from proxy.model.messages import (
     LEDGER_HEAD,
     CountedContent,
+    Medium,
+    Message,
     MessageStructure,
     TokenWeight,
+    ToolCall,
     list_run_starts,
 )
+
+
+def test_a_message_says_no_more_than_it_is_given() -> None:
+    told = Message("user", "hello")
+    assert (told.calls, told.results, told.media) == ((), (), ())
+    assert told == Message("user", "hello") != Message("assistant", "hello")
+
+
+def test_a_call_cannot_be_changed() -> None:
+    call = ToolCall("c1", "read", '{"path":"a.py"}')
+    with pytest.raises(AttributeError):
+        call.arguments = "{}"  # type: ignore[misc]
+
 
 USER, SAID, CALL, RESULT = (
     MessageStructure("user"),
@@ -29,6 +47,17 @@ def test_what_is_said_in_one_go_and_its_results_are_one_run() -> None:
         8,
         9,
     ]
+
+
+def test_results_join_whatever_they_stand_behind() -> None:
+    assert list_run_starts([RESULT, USER, RESULT]) == [0, 1]
+    assert list_run_starts([]) == []
+
+
+def test_what_a_request_does_not_tell_of_a_medium_is_0() -> None:
+    medium = Medium("image")
+    assert (medium.width, medium.height, medium.pages, medium.seconds, medium.size) == (0, 0, 0, 0.0, 0)
+    assert not medium.is_low
 
 
 def test_text_alone_has_neither_media_nor_frame_and_its_weight_is_counted() -> None:

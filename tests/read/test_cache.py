@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.models import PriceList
 from proxy.engine.policy import Provider
-from proxy.model.card import Card
+from proxy.model.card import CacheFacts, Card
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.lineage import NodeRow
@@ -100,6 +100,17 @@ async def test_markers_say_how_long_a_cache_is_kept() -> None:
     assert report.calls[2].explanation == "the provider: nothing that was sent explains it"
 
 
+async def test_the_lifetime_that_a_request_asks_for_counts() -> None:
+    caches = (CacheFacts("openai-breakpoints", "a page", lifetime=1800.0),)
+    for ttl, causes in (("30m", ["", "idle"]), ("1h", ["", "provider"])):
+        session = Session(card=Card(caches=caches))
+        body = {"messages": MARKED["messages"], "prompt_cache_options": {"ttl": ttl}}
+        await session.add("e1", 0, 1, Usage(4000, 5, 0, 3000), body=body)
+        await session.add("e2", 2400, 3, Usage(5000, 5, 0, 5000), body=body)
+        report = await session.load()
+        assert (list_causes(report), report.calls[1].expected) == (causes, 3000)
+
+
 async def test_a_diagnosis_in_the_response_is_believed_and_said() -> None:
     session = Session()
     await session.add("e1", 0, 1, Usage(4000, 5, 0))
@@ -133,6 +144,20 @@ async def test_calls_of_an_earlier_version_are_not_blamed_on_the_provider() -> N
     report = await session.load()
     assert list_causes(report) == ["", "unrecorded"]
     assert report.calls[1].explanation == "unknown: an earlier version recorded too little"
+
+
+async def test_what_has_no_usage_or_is_our_own_is_left_out() -> None:
+    session = Session()
+    await session.add("e1", 0, 1, None)
+    await session.add("e2", 9, 3, Usage(5000, 5))
+    auxiliary = make_opening("a1", kind="auxiliary")
+    await session.archive.append(auxiliary, make_round("a1"), make_outcome("a1"))
+    await session.archive.append(make_reading("a1", usage=Usage(9, 9, 0)))
+    report = await session.load()
+    assert [(call.n, call.use) for call in report.calls] == [(2, "unreported")]
+    assert report.calls[0].explanation == "the provider does not say what it read"
+    (call,) = report.calls
+    assert (call.read, call.cause, call.saved) == (None, "", None)
 
 
 async def test_many_branches_are_followed() -> None:

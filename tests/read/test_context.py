@@ -18,6 +18,7 @@ from proxy.model.errors import NotFound
 from proxy.read.context import (
     describe_compaction,
     describe_pinned,
+    describe_plan,
     describe_reversion,
     describe_summaries,
     find_bound,
@@ -82,6 +83,20 @@ async def test_an_epoch_is_shown_with_its_edits_and_its_messages_as_they_were_se
         await load_epoch(EpochLog(), "abc", 2)
 
 
+async def test_erased_edits_are_none() -> None:
+    log = EpochLog()
+    log.epoch = structs.replace(EPOCH, edits=b"")
+    assert (await load_epoch(log, "abc", 1)).edits == []
+
+
+def test_a_plan_has_all_that_was_decided() -> None:
+    told = as_document(describe_plan(PLAN))
+    assert told is not None
+    assert (told["rung"], told["epoch"], told["tokens_client"], told["saving"]) == ("epoch", "e1", 900, -2.5)
+    assert not {"exchange", "k"} & set(told)
+    assert describe_plan(None) is None
+
+
 @pytest.mark.parametrize(
     ("row", "bound"),
     [
@@ -95,6 +110,10 @@ async def test_an_epoch_is_shown_with_its_edits_and_its_messages_as_they_were_se
 )
 def test_what_was_not_counted_has_a_bound(row: object, bound: int | None) -> None:
     assert find_bound(row, b"0123456789") == bound  # type: ignore[arg-type]
+
+
+def test_a_picture_has_no_bound() -> None:
+    assert find_bound(EXCHANGE, b'{"type":"image_url"}') is None
 
 
 def test_a_price_has_its_unit() -> None:
@@ -146,6 +165,19 @@ def test_the_summary_that_was_made_last_is_told_and_each_message_counts_once() -
         "summary_token_count": merged.tokens,
         "elapsed_ms": 1200,
     }
+
+
+def test_without_a_summary_and_an_epoch_all_stays_as_it_was() -> None:
+    told = as_document(describe_compaction(Compaction("s1", None, (), 9500, 1, (), 0.0, "too little")))
+    assert [told[name] for name in ("epoch", "summary", "level", "kind", "messages_covered")] == [None] * 4 + [0]
+    assert (told["tokens_before"], told["tokens_after"]) == (9500, 9500)
+    assert (told["level_used"], told["summary_message_id"], told["summary_token_count"]) == (3, None, 0)
+
+
+def test_messages_of_several_summaries_are_added_up() -> None:
+    for summaries, covered in ((LEAVES, 9), (LEAVES[1:], 5)):
+        found = Compaction("s1", None, summaries, 9500, 1, (), 0.0, "")
+        assert describe_compaction(found).messages_covered == covered
 
 
 POOR = make_leaf("poor", [b"a", b"b"], level=3)
@@ -260,6 +292,21 @@ async def test_the_original_of_a_summary_begins_with_the_references_that_it_cove
 
     page = await load_page(SummaryLog("hello"), NAME)
     assert page.text == "--- references that the report covers\nref:aa\nref:bb\n\n--- user\nhello\n\n"
+
+
+async def test_a_text_of_exactly_a_page_is_one() -> None:
+    frame = len((await load_page(OriginalLog(""), NAME)).text) + 1
+    page = await load_page(OriginalLog("x" * (PAGE - frame)), NAME)
+    assert (len(page.text), page.pages) == (PAGE, 1)
+
+
+async def test_it_begins_at_its_offset() -> None:
+    assert (await load_page(OriginalLog("hello", offset=9), NAME)).text == "hello\n\n"
+    assert (await load_page(OriginalLog("hello", offset=900), NAME)).text == ""
+
+
+async def test_a_lone_surrogate_can_be_given_out() -> None:
+    assert b"a?b" in (await load_page(OriginalLog("a\ud83db"), NAME)).content
 
 
 @pytest.mark.parametrize(

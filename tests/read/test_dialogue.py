@@ -96,6 +96,17 @@ async def test_a_message_of_another_branch_is_found_by_its_name() -> None:
         await dialogues.load_piece(shop.session, "", "9-2", None, 10)
 
 
+async def test_what_was_read_is_read_again_once_there_is_more() -> None:
+    shop = make_shop()
+    await talk(shop, TEXTS[:1], system=SYSTEM)
+    dialogues = Dialogues(shop.log)
+    before = await dialogues.load_piece(shop.session, "", "", None, 100)
+    history = await talk(shop, TEXTS[:2], system=SYSTEM)
+    after = await dialogues.load_piece(shop.session, "", "", None, 100)
+    assert (len(before.turns), len(after.turns)) == (1, 2)
+    assert history
+
+
 # --- what a call added -----------------------------------------------------------------------------------------------
 
 
@@ -128,6 +139,14 @@ async def test_a_call_added_what_its_session_did_not_know_and_results_have_their
         ("", "late"),
     ]
     assert found.added[-1].sender == "ann"
+
+
+async def test_the_same_request_again_shows_its_newest_message() -> None:
+    shop = make_shop()
+    await shop.ask([SYSTEM, USER])
+    await shop.ask([SYSTEM, USER])
+    found = await load_added(shop.log, await find_exchange(shop.log, shop.session, 2))
+    assert [each.parts for each in found.added] == [[TextPart("go")]]
 
 
 async def test_what_cannot_be_read_says_why() -> None:

@@ -60,6 +60,12 @@ async def test_a_run_is_told_with_what_stands_for_it() -> None:
     ]
 
 
+async def test_a_message_with_other_words_stands_in_its_place() -> None:
+    client = spell(SYSTEM, say("user", "a"), say("user", "long"), say("user", "b"))
+    (change,) = (await compare(client, spell(SYSTEM, say("user", "a"), say("user", "s"), say("user", "b")))).changes
+    assert (change.start, change.stop, change.client[0].text, change.sent[0].text) == (1, 2, "long", "s")
+
+
 async def test_members_beside_the_messages_are_told() -> None:
     found = await compare(spell(max_tokens=900, a=1), spell(max_tokens=400, b=2))
     assert msgspec.to_builtins(found)["members"] == [

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,6 +29,23 @@ async def test_a_document_has_all_exchanges_or_those_of_a_branch() -> None:
     one = json.loads(await write(tree_log(), "json", b"five".hex()))
     assert [row["n"] for row in one["exchanges"]] == [1, 4, 5]
     assert [row["request"]["messages"][0]["content"] for row in one["exchanges"]] == ["1", "4", "5"]
+
+
+async def test_lines_have_an_exchange_each() -> None:
+    lines = (await write(tree_log(), "jsonl", b"five".hex())).splitlines()
+    assert [json.loads(line)["n"] for line in lines] == [1, 4, 5]
+
+
+async def test_a_conversation_is_that_of_the_branch() -> None:
+    async def read(tip: str) -> Any:
+        return json.loads(await write(tree_log(), "openai", tip))[0]["content"]
+
+    assert [await read(tip) for tip in ("", b"five".hex(), b"three".hex(), b"seven".hex())] == ["6", "5", "3", "7"]
+
+
+async def test_a_session_without_exchanges_is_still_a_document() -> None:
+    assert json.loads(await write(FakeLog(exchanges=()), "json")) == {"session": "abc1", "exchanges": []}
+    assert await write(FakeLog(exchanges=()), "jsonl") == b""
 
 
 @pytest.mark.parametrize(("form", "tip"), [("json", "ff"), ("jsonl", "ff"), ("openai", "ff")])
@@ -131,6 +149,13 @@ async def test_fences_hold_what_has_fences(talk: Talk) -> None:
     await talk.ask(history)
     text = write_handoff(await load_handoff(talk.log, talk.session))
     assert "`````\na\n````\nb\n`````" in text
+
+
+async def test_it_is_short_after_a_revert_too(talk: Talk) -> None:
+    await talk.grow_to(1)
+    before = write_handoff(await load_handoff(talk.log, talk.session))
+    await talk.care.revert(talk.session, 1)
+    assert write_handoff(await load_handoff(talk.log, talk.session)) == before
 
 
 async def test_an_unknown_session_is_told() -> None:

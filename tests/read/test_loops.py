@@ -70,6 +70,14 @@ async def test_a_loop_is_marked_at_the_call_that_completes_it_and_counted_to_its
     assert await talk.find(0) == []
 
 
+async def test_words_of_the_user_in_between_make_it_none() -> None:
+    talk = Talk()
+    for _ in range(4):
+        await talk.take(cmd="ls")
+        talk.messages.append({"role": "user", "content": "Again, please."})
+    assert await talk.find() == []
+
+
 async def test_a_loop_is_found_on_a_branch_and_not_across_two() -> None:
     talk = Talk()
     await talk.take(cmd="pwd")

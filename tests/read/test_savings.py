@@ -113,6 +113,30 @@ async def test_a_session_that_is_erased_meanwhile_is_not_compared() -> None:
     assert (found.managed.sessions, found.held_out.sessions) == (20, 20)
 
 
+async def test_of_too_few_sessions_nothing_is_told() -> None:
+    found = await judge(fill(19))
+    assert (found.saving, found.managed.sessions, found.held_out.sessions) == (None, 19, 19)
+    assert "too few sessions to tell: it takes 20" in found.reason
+
+
+async def test_where_nobody_is_observed_there_is_nothing_to_compare_with() -> None:
+    book = Book()
+    manage(book, "m", reason="the account is not full yet")
+    for found in (await judge(book), await judge(Book())):
+        assert "compaction.holdout_fraction" in found.reason
+        assert (found.managed, found.since_ms) == (Arm(0, None, 0), None)
+
+
+async def test_what_was_before_is_not_compared_with() -> None:
+    book = Book()
+    manage(book, "before")
+    hold(book, "h")
+    manage(book, "before")
+    manage(book, "after")
+    found = await judge(book)
+    assert (found.managed.sessions, found.held_out.sessions, found.since_ms) == (1, 1, 1002)
+
+
 async def test_sessions_below_the_soft_mark_are_left_out_of_both_arms() -> None:
     book = Book()
     for session, input in (("h1", 5999), ("h2", 6000)):
@@ -154,6 +178,14 @@ async def test_the_bill_is_the_whole_one() -> None:
     assert found.held_out.cost == pytest.approx(2600 / 8000)
 
 
+async def test_a_call_of_two_rounds_is_one_request_of_the_client() -> None:
+    book = Book()
+    hold(book, "h")
+    book.add("m", None, None, rung="original", usable=USABLE)  # refused as too long
+    book.again(2000, rung="minimal", tokens_client=8000, usable=3000)
+    assert (await judge(book)).managed == Arm(1, 0.25, 0)
+
+
 async def test_every_round_that_was_billed_counts() -> None:
     book = Book()
     hold(book, "h")
@@ -187,6 +219,27 @@ async def test_costs_are_in_money_where_all_prices_are_known() -> None:
     assert found.held_out.cost == pytest.approx(2e-6)
 
 
+async def test_what_costs_nothing_is_not_compared() -> None:
+    book = Book()
+    for number in range(20):
+        hold(book, f"h{number}")
+        manage(book, f"m{number}", 0)
+    found = await judge(book)
+    assert (found.saving, found.reason) == (None, "what these sessions cost is not known")
+
+
+async def test_a_model_is_looked_up_once() -> None:
+    asked = []
+
+    def find_card(upstream: str, model: str) -> Card:
+        asked.append((upstream, model))
+        return Card()
+
+    log: Any = fill(3)
+    await load_savings(log, SavingsInputs(PriceList(find_card), BudgetPolicy()))
+    assert asked == [("openai", "m")]
+
+
 def plan_call(book: Book, session: str, saving: float, **changes: Any) -> None:
     """A call that is sent under an epoch, with what it saved as it was estimated."""
     book.add(session, 1000, 1000, **{"rung": "epoch", "saving": saving, "usable": USABLE} | changes)
@@ -211,6 +264,14 @@ async def test_what_managing_saved_is_estimated_without_anybody_observed() -> No
     assert priced.estimate is not None
     assert priced.estimate.money == pytest.approx(250 * 2e-6)
     assert priced.estimate.share == pytest.approx(250 / 550)
+
+
+async def test_of_sessions_that_cost_nothing_there_is_no_share() -> None:
+    book = Book()
+    book.add("s", 0, 0, rung="epoch", saving=0.0)
+    found = await judge(book)
+    assert found.estimate is not None
+    assert found.estimate.share is None
 
 
 async def test_our_auxiliary_calls_count_against_a_session() -> None:
@@ -261,3 +322,13 @@ async def test_a_loss_has_a_reason(rungs: list[str], reason: str) -> None:
     assert saving is not None
     assert saving.is_loss
     assert saving.reason.startswith(reason)
+
+
+async def test_sessions_of_which_nothing_is_known_have_no_estimate() -> None:
+    book = Book()
+    plan_call(book, "known", 5.0)
+    book.add("unknown", 500)
+    log: Any = book
+    inputs = SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy())
+    assert await load_saving(log, "unknown", inputs) is None
+    assert await load_saving(log, "known", inputs) is not None

@@ -1,6 +1,7 @@
 """A session with its tree and its children, and rows as JSON."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from proxy.read.session_summary import summarize_sessions
 from proxy.read.sessions import BranchWords, Fork, Overview, describe_overview, find_forks, load_overview
 from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
 from tests.support.compacting import Workshop
-from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch
+from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch, tree_log
 from tests.support.managing import Message
 
 INPUTS = SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy())
@@ -33,6 +34,13 @@ def test_a_branch_goes_on_from_the_deepest_call_that_it_shares() -> None:
         ((4, 5), 1),
         ((7,), 0),
     ]
+
+
+def test_the_deepest_is_not_the_latest() -> None:
+    """The client went back to the first turn before it went on from the second."""
+    first = branch("c", 5, (1, 4, 2, 3), depths=(1, 1, 3, 5))
+    forks = find_forks([first, branch("d", 5, (5,), depths=(5,), trunk=first, shared=3)])
+    assert [(fork.own, fork.after) for fork in forks] == [((1, 4, 2, 3), 0), ((5,), 2)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), max_size=20))
@@ -49,6 +57,16 @@ def test_it_goes_on_from_the_deepest_call_of_any_older_branch_on_its_way(drawn: 
         own = [call for call in fork.branch.exchanges if call not in seen]
         assert fork.own == tuple(call.n for call in sorted(own, key=lambda call: (call.depth, call.n)))
         seen.update(own)
+
+
+async def test_children_are_the_sessions_that_name_it_as_their_parent() -> None:
+    log = tree_log()
+    log.sessions = [
+        replace(SESSION, id=name, parent=parent) for name, parent in (("x", "abc1"), ("abc1", ""), ("y", "x"))
+    ]
+    overview = await load_overview(log, "ab")
+    assert [row.id for row in overview.children] == ["x"]
+    assert overview.session.id == "abc1"
 
 
 async def test_a_session_that_is_not_there_is_not_found() -> None:

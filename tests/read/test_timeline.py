@@ -61,6 +61,14 @@ def test_an_epoch_is_past_once_another_is_sent_and_reverted_once_that_is_undone(
     assert (found[1].cost, found[1].paid_back.tokens, found[1].call) == (None, 0.0, None)
 
 
+def test_what_is_unknown_is_no_cost() -> None:
+    assert price_rewrite(replace(OPENING, own_input=None), PRICES) is None
+    unpriced = PriceList(lambda upstream, model: Card())
+    (epoch,) = summarize_epochs([make_epoch(view="m")], [OPENING], unpriced)
+    assert epoch.cost is not None
+    assert (epoch.cost.money, epoch.cost.tokens > 0, epoch.paid_back.money) == (None, True, None)
+
+
 def test_what_happened_is_marked_in_its_order_with_its_cause() -> None:
     epochs = summarize_epochs([make_epoch(view="m")], [OPENING], PRICES)
     failed = [

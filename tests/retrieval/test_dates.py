@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.retrieval.dates import find_stated_time, list_span_terms, list_spans
+from proxy.retrieval.dates import convert_to_day, find_stated_time, list_date_terms, list_span_terms, list_spans
 
 NOW = date(2023, 6, 9)  # a Friday
 
@@ -81,6 +81,11 @@ def test_a_span_is_days_or_months() -> None:
     assert list_span_terms((date(2023, 2, 1), date(2023, 2, 28))) == ("@2023-02",)
     year = list_span_terms((date(2022, 1, 1), date(2022, 12, 31)))
     assert sorted(year) == [f"@2022-{month:02}" for month in range(1, 13)]
+
+
+def test_a_passage_has_day_and_month() -> None:
+    assert list_date_terms(1_683_550_560_000) == ("@2023-05-08", "@2023-05")
+    assert convert_to_day(10**30) == date(1970, 1, 1)
 
 
 _WORDS = st.sampled_from(["last", "week", "May", "0001", "9999", "3", "days", "ago", "on", "Monday", "yesterday", "31"])

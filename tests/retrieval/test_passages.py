@@ -8,6 +8,7 @@ from proxy.retrieval.passages import cut_passages, cut_text
 from proxy.retrieval.postings import (
     LENGTHS,
     MOST_PARTS,
+    MOST_PASSAGES,
     PLACE_SHIFT,
     SESSION_SHIFT,
     Passage,
@@ -40,11 +41,23 @@ def test_passages_cover_the_text(text: str) -> None:
     assert not spans or (spans[0][0] == 0 and not text[spans[-1][1] :].strip())
 
 
+def test_passages_end_where_lines_end() -> None:
+    text = "\n".join(f"line {i} of a listing" for i in range(200))
+    spans = cut_text(text)
+    assert len(spans) > 3
+    assert all(text[stop - 1] == "\n" for _, stop in spans[:-1])
+    assert all(stop - start <= 600 for start, stop in spans)
+
+
 def test_a_long_line_ends_behind_a_sentence_or_anywhere() -> None:
     text = "This is a sentence. " * 100
     assert all(text[:stop].endswith(". ") for _, stop in cut_text(text)[:-1])
     assert len(cut_text("x" * 3000)) > 3
     assert len(cut_text("語" * 3000)) > len(cut_text("x" * 3000))
+
+
+def test_a_huge_text_has_longer_passages() -> None:
+    assert len(cut_text("word word word\n" * 200_000)) <= MOST_PASSAGES
 
 
 def test_a_passage_has_its_date_and_speaker() -> None:
@@ -66,6 +79,17 @@ def test_a_date_in_a_transcript_holds_from_its_line_on() -> None:
     assert "@2022-03-03" in passages[-1].terms
 
 
+def test_a_day_that_is_meant_is_found() -> None:
+    assert "@2023-05-07" in list_lane(say("I went to the group yesterday"), "text")[0].terms
+    output = say("modified yesterday", role="tool", kind="output")
+    assert "@2023-05-07" not in list_lane(output, "text")[0].terms
+
+
+def test_what_asks_is_marked() -> None:
+    assert list_lane(say("How is the puppy?"), "text")[0].asks
+    assert not list_lane(say("how? x", role="tool", kind="output"), "text")[0].asks
+
+
 def test_users_rules_and_cards_have_lanes_of_their_own() -> None:
     source = say("Always use tabs. Thanks", rules=("Always use tabs.",))
     assert [passage.lane for passage in cut_passages(source)] == ["text", "user", "rule"]
@@ -77,6 +101,10 @@ def test_users_rules_and_cards_have_lanes_of_their_own() -> None:
 @pytest.mark.parametrize("text", ["", "  \n ", "-> the of"])
 def test_a_text_without_words_has_no_passages(text: str) -> None:
     assert cut_passages(say(text)) == []
+
+
+def test_a_passage_without_words_is_left_out() -> None:
+    assert [each.number for each in list_lane(say("-" * 700 + "\nword\n" + "=" * 700), "text")] == [1]
 
 
 def test_a_place_tells_what_it_was_made_of() -> None:

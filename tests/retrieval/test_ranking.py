@@ -63,6 +63,22 @@ def test_the_entry_with_the_words_comes_first() -> None:
     assert list_turns(ask(talk.index, "who was adopting puppies?"))[0] == 20
 
 
+def test_nothing_is_found_in_nothing() -> None:
+    assert ask(MemoryIndex(), "anything").entries == ()
+    talk = Talk()
+    fill_up(talk, 4)
+    assert ask(talk.index, "").entries == ()
+    assert ask(talk.index, "zebra").entries == ()
+
+
+def test_a_reply_is_found_by_its_question() -> None:
+    talk = Talk()
+    fill_up(talk, 20)
+    talk.say("Where did you move to for the shelter job?", "Porto, finally!")
+    fill_up(talk, 20)
+    assert set(list_turns(ask(talk.index, "shelter job"))[:2]) == {20, 21}
+
+
 def test_a_reply_is_found_and_not_the_thought_beside_it() -> None:
     talk = Talk()
     talk.say("What of the shelter job?")
@@ -144,6 +160,13 @@ def test_identifiers_are_found_whole_and_in_pieces() -> None:
     assert list_turns(ask(talk.index, "quantity tests", limit=1)) == [21]
 
 
+def test_an_identifier_that_is_repeated_counts_once() -> None:
+    assert make_question("foo_bar foo foo_bar") == make_question("foo_bar foo")
+    assert len(make_question("foo_bar").clues) == 4
+    assert {clue.weight for clue in make_question("foo_bar foo").clues if clue.terms == ("foo",)} == {1.0}
+    assert {clue.weight for clue in make_question("foo foo_bar").clues if clue.terms == ("foo",)} == {1.0}
+
+
 def test_what_the_requester_does_helps_a_short_query() -> None:
     talk = Talk()
     for name in ("alpha", "beta", "gamma", "delta"):
@@ -176,6 +199,12 @@ def test_a_misspelt_short_query_is_understood(query: str) -> None:
     fill_up(talk, 10)
     talk.say("the frobnicator has a quantity")
     assert list_turns(ask(talk.index, query, limit=1)) == [10]
+
+
+def test_a_short_word_has_no_similar_ones() -> None:
+    talk = Talk()
+    talk.say("the cat sat")
+    assert ask(talk.index, "car").entries == ()
 
 
 def test_what_may_not_be_found_is_left_out_and_others_take_its_place() -> None:
@@ -226,6 +255,15 @@ def test_frequent_words_add_to_what_rare_ones_found() -> None:
         talk.say(f"common thing {'odd' if i % 4 == 0 else 'even'} {'special' if i == 4400 else ''} number{i}")
     found = ask(talk.index, "common odd special thing", limit=5)
     assert list_turns(found)[0] == 4400
+
+
+def test_many_sessions_and_long_texts_rank() -> None:
+    index = MemoryIndex()
+    for session in range(1, 60):
+        talk = Talk(index, session=session)
+        for i in range(12):
+            talk.say(f"{'paragraph about engines and turbines. ' * 60} {session} {i}?")
+    assert len(ask(index, "engines and turbines", limit=30).entries) == 30
 
 
 @examples(60)

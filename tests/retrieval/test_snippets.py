@@ -29,6 +29,16 @@ def test_a_short_entry_is_told_whole() -> None:
     assert snippet.text == "one\ntwo alpha\nthree"
 
 
+def test_a_short_entry_is_told_whole_where_the_words_stand_at_its_end() -> None:
+    (snippet,) = fill(find("one\ntwo\nthree\nfour\nalpha"), {"alpha": 1.0}, tokens=100)
+    assert snippet.text == "one\ntwo\nthree\nfour\nalpha"
+
+
+def test_a_line_that_only_looks_like_one_with_the_word_gives_way() -> None:
+    (snippet,) = fill(find("alphabet\nalpha one"), {"alpha": 1.0}, tokens=4)
+    assert snippet.text == "alpha one"
+
+
 def test_no_line_is_told_twice_and_none_that_is_in_view() -> None:
     snippets = fill(
         find("alpha\nbeta", "beta\n  alpha\ngamma", "alpha"), {"alpha": 1.0}, tokens=500, seen=("gamma\nx",)
@@ -42,6 +52,11 @@ def test_the_answer_keeps_within_its_tokens() -> None:
         assert sum(each.tokens for each in snippets) <= tokens
         assert sum(estimate_tokens(each.text) for each in snippets) <= tokens + 2 * len(snippets)
     assert len(snippets) > 5
+
+
+def test_the_best_entries_have_more_room() -> None:
+    snippets = fill(find(*[f"{i}{LISTING}".replace("part", f"dir{i}x") for i in range(9)]), {"modul": 1.0}, tokens=4000)
+    assert snippets[0].tokens > 2 * snippets[-1].tokens
 
 
 def test_reading_stops_when_the_tokens_are_used_up() -> None:
@@ -63,6 +78,11 @@ def test_what_is_left_is_spent_on_more_lines() -> None:
     assert short.text == "alpha\nbeta"
 
 
+def test_the_best_line_of_an_entry_is_told_though_it_is_long() -> None:
+    texts = [f"alpha, {'it is so ' * 24}", *(f"alpha {i}\nwhat else is there {i}" for i in range(60))]
+    assert fill(find(*texts), {"alpha": 1.0}, tokens=300)[0].entry == 0
+
+
 def test_a_long_line_is_divided_behind_its_sentences() -> None:
     lines = split_lines("One thing is said here, and it is long enough. " * 9)
     assert all(line.endswith("enough. ") for line in lines)
@@ -74,6 +94,16 @@ def test_long_lines_are_divided_without_loss(text: str) -> None:
     lines = split_lines(text)
     assert "".join(lines) == text.replace("\n", "")
     assert all(len(line) <= 240 for line in lines)
+
+
+def test_a_line_too_long_for_the_room_gives_way_to_a_shorter_one() -> None:
+    (snippet,) = fill(find("alpha " * 30 + "\nalpha"), {"alpha": 1.0}, tokens=10)
+    assert snippet.text == "alpha"
+
+
+def test_tokens_of_other_scripts_are_estimated() -> None:
+    assert estimate_tokens("語" * 10) == 10
+    assert estimate_tokens("hello") == 1
 
 
 @pytest.mark.parametrize(
@@ -126,6 +156,11 @@ def test_the_lines_told_are_those_that_score_best(text: str, weights: dict[str, 
     assert told <= set(best)
     if best:
         assert max(best.values()) == pytest.approx(max([best[key] for key in told], default=-1.0))
+
+
+def test_a_long_text_without_the_words_is_told_from_its_beginning() -> None:
+    (snippet,) = fill(find(LISTING), {"alpha": 1.0}, tokens=40)
+    assert snippet.text.startswith("src/part0/module_0.py\nsrc/part1/")
 
 
 def test_entries_are_not_read_on_when_none_has_a_line_for_what_is_left() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.retrieval.terms import fold, list_terms, list_tokens, parse_token
+from proxy.retrieval.terms import fold, list_grams, list_terms, list_tokens, parse_token, stem
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,26 @@ def test_a_text_has_the_terms_of_the_query(text: str, query: str) -> None:
     assert wanted <= list_terms(text)
 
 
+def test_the_number_of_a_line_is_no_part_of_a_path() -> None:
+    assert parse_token("src/parse_date.py:17:").wholes == parse_token("src/parse_date.py").wholes
+    assert "17" in parse_token("src/parse_date.py:17:").pieces
+    assert "step:17" in parse_token("step:17").wholes
+
+
+def test_an_identifier_is_found_whole() -> None:
+    assert "test_quantity.py" in parse_token("tests/test_quantity.py").wholes
+    assert "tests/test_quantity.py" in list_terms("open ./tests/test_quantity.py now")
+    assert not parse_token("quantity").is_identifier
+    assert parse_token("fooBar").is_identifier
+
+
 @pytest.mark.parametrize("text", ["", "the of and", "-> == ;", "🙂", "\ud800"])
 def test_a_text_may_have_no_terms(text: str) -> None:
     assert list_terms(text) == set()
+
+
+def test_stop_words_stay_in_names() -> None:
+    assert "the" in parse_token("find_the_thing").pieces
 
 
 def test_a_token_of_any_length_has_few_terms() -> None:
@@ -52,3 +69,12 @@ def test_any_text_has_terms_without_white_space(text: str) -> None:
     terms = list_terms(text)
     assert all(term and not any(char.isspace() for char in term) for term in terms)
     assert list_terms(fold(text)) is not None
+
+
+def test_grams_of_short_terms_are_their_characters() -> None:
+    assert list_grams("苹果") == {"苹", "果"}
+    assert list_grams("abcd") == {"abc", "bcd"}
+
+
+def test_a_word_of_an_unknown_script_stays() -> None:
+    assert stem("שלום") == "שלום"

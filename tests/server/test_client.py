@@ -8,6 +8,7 @@ import pytest
 from proxy.model.exchange import Outcome
 from tests.support.loops import put_forward, wait_for_timer
 from tests.support.scripted import (
+    LAST_CHUNK,
     LIMIT,
     ScriptedUpstream,
     Wire,
@@ -65,6 +66,20 @@ async def test_a_client_that_leaves_before_the_first_byte_ends_the_call(
     assert (outcome.completeness, outcome.status, outcome.received) == ("aborted", 0, b"")
 
 
+async def test_a_client_that_leaves_in_the_middle_of_a_plain_answer_ends_the_call(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    client = await served.connect()
+    client.send(request("POST", CHAT, body=BODY))
+    wire, _ = await upstream.accept_request()
+    wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart")
+    await client.read_until(b"part")
+    client.reset()
+    assert await wire.read_to_end() == b""
+    outcome = await served.outcome()
+    assert (outcome.completeness, outcome.received) == ("aborted", b"part")
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
 async def test_a_client_that_leaves_in_the_middle_of_an_upload_ends_it_upstream(
     served: Served, upstream: ScriptedUpstream, *, is_reset: bool
@@ -76,6 +91,21 @@ async def test_a_client_that_leaves_in_the_middle_of_an_upload_ends_it_upstream(
     await wire.read(500)
     await leave(client, is_reset=is_reset)
     assert await wire.read_to_end() == b""
+    assert (await served.outcome()).completeness == "aborted"
+
+
+async def test_a_client_that_leaves_while_the_upstream_takes_nothing_of_its_upload_ends_it(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    client = await served.connect()
+    client.send(request("POST", FILES, body=bytes(32 * MIB)))
+    wire = await upstream.accept()
+    await wire.read_head()
+    wire.stop_reading()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await client.flush()
+    client.reset()
     assert (await served.outcome()).completeness == "aborted"
 
 
@@ -165,6 +195,13 @@ async def test_an_endless_body_is_refused_at_the_cap_and_cut_off(plan: Plan, ups
                     client.send(chunk(bytes(100_000)))
                     await client.flush()
     assert upstream.accepted == 0
+
+
+async def test_a_body_of_exactly_the_cap_passes(plan: Plan, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    async with serving(with_server(plan, max_body_bytes=1000)) as served:
+        assert (await served.ask(request("POST", CHAT, body=bytes(1000)))).status == 200
+        assert (await served.ask(request("POST", CHAT, body=bytes(1001)))).status == 413
 
 
 async def test_a_managed_body_that_falls_silent_is_given_up(plan: Plan, upstream: ScriptedUpstream) -> None:
@@ -290,3 +327,9 @@ async def test_a_status_nobody_knows_passes(served: Served, upstream: ScriptedUp
 async def test_a_status_that_is_none_is_a_bad_gateway(served: Served, upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer(b"odd", status="999 Request Denied"))
     assert (await served.ask(request("GET", "/v1/models"))).status == 502
+
+
+async def test_an_answer_of_nothing_but_an_end_is_whole(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(stream_head() + LAST_CHUNK)
+    got = await served.ask(request("POST", CHAT, body=BODY))
+    assert (got.status, got.body, got.is_whole) == (200, b"", True)

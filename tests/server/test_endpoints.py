@@ -26,7 +26,7 @@ from proxy.server.endpoints import (
     read_document,
     read_number,
 )
-from proxy.server.errors import Refused, render_error, render_plain
+from proxy.server.errors import Refused, render_body, render_error, render_plain
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -232,6 +232,11 @@ def test_an_error_is_json_that_both_kinds_of_sdk_read(error: ProxyError, status:
 def test_what_comes_too_soon_is_told_when_to_come_again(seconds: float, told: bytes) -> None:
     _, headers, _ = render_error(TooSoon("why", seconds))
     assert dict(headers)[b"retry-after"] == told
+
+
+def test_text_from_outside_stays_text() -> None:
+    message = 'a "quoted" \u2028 line\r\nx: 1'
+    assert json.loads(render_body("c", message))["error"]["message"] == f"palimpsest: {message}"
 
 
 def test_a_whole_answer_closes_the_connection() -> None:

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from proxy.engine.policy import EnginePolicy
+from proxy.model.exchange import Outcome
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
@@ -70,6 +71,20 @@ async def test_a_body_shorter_than_its_length_is_passed_on_and_broken(
     assert (outcome.completeness, outcome.received) == ("truncated", b"x" * 40)
 
 
+async def test_a_break_that_comes_with_the_head_is_a_break(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.close_after(stream_head() + chunk(EVENT))
+    got = await served.ask(ASK)
+    assert (got.status, got.is_whole) == (200, False)
+    assert (await served.outcome()).completeness == "truncated"
+
+
+async def test_a_break_is_no_trouble_of_the_next_call(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.close_after(stream_head() + chunk(EVENT))
+    assert not (await served.ask(ASK)).is_whole
+    upstream.answer_with(answer(b"fine"))
+    assert (await served.ask(ASK)).body == b"fine"
+
+
 async def test_silence_before_the_answer_is_a_gateway_timeout(plan: Plan, upstream: ScriptedUpstream) -> None:
     async with serving(Plan(upstream.url, idle_timeout=30)) as served, await served.connect() as client:
         client.send(ASK)
@@ -80,6 +95,19 @@ async def test_silence_before_the_answer_is_a_gateway_timeout(plan: Plan, upstre
         assert await wire.read_to_end() == b""
         outcome = await served.outcome()
         assert (outcome.completeness, outcome.status) == ("failed", 0)
+
+
+async def test_silence_inside_the_answer_breaks_it(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(Plan(upstream.url, idle_timeout=30)) as served, await served.connect() as client:
+        client.send(ASK)
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(EVENT))
+        await client.read_until(chunk(EVENT))
+        await put_forward(30)
+        assert await client.read_to_end() == b""
+        assert await wire.read_to_end() == b""
+        outcome = await served.outcome()
+        assert (outcome.completeness, outcome.received) == ("truncated", EVENT)
 
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
@@ -106,6 +134,15 @@ async def test_an_answer_that_is_no_http_is_a_bad_gateway(
     upstream.close_after(sent)
     got = await served.ask(ASK)
     assert (got.status, error_code(got.body)) == (502, "upstream_unreachable")
+
+
+async def test_an_answer_behind_the_answer_reaches_nobody(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"mine") + answer(b"foreign", "X-Foreign: 1", status="500 Oops"))
+    async with await served.connect() as client:
+        for _ in range(2):
+            client.send(ASK)
+            got = await client.read_answer()
+            assert (got.status, got.body) == (200, b"mine")
 
 
 # --- answers that are odd, and pass ----------------------------------------------------------------------------------
@@ -136,6 +173,44 @@ async def test_a_stream_passes_byte_for_byte_however_it_is_cut(
     assert (got.body, got.is_whole) == (body, True)
     outcome = await served.outcome()
     assert (outcome.completeness, outcome.received) == ("complete", body)
+
+
+async def test_each_event_is_passed_on_when_it_comes(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(ASK)
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head())
+        await client.read_head()
+        for piece in (b": ping\n\n", EVENT, b"dat"):
+            wire.send(chunk(piece))
+            assert await client.read_until(chunk(piece)) == chunk(piece)
+        wire.send(LAST_CHUNK)
+        assert await client.read_until(LAST_CHUNK) == LAST_CHUNK
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"not json", b'{"a": NaN}', b'{"a": "\\ud800"}', b"\xff\xfe", b"[" * 100_000, b"{}" + bytes(32 * MIB)],
+    ids=["empty", "text", "nan", "surrogate", "bytes", "deep", "large"],
+)
+@PATHS
+async def test_a_plain_body_passes_byte_for_byte(
+    served: Served, upstream: ScriptedUpstream, path: str, body: bytes
+) -> None:
+    upstream.answer_with(answer(body, "Content-Type: application/json"))
+    got = await served.ask(request("POST", path, body=BODY))
+    assert got.body == body
+    outcome = await served.outcome()
+    assert (outcome.completeness, outcome.size) == ("complete", len(body))
+    assert outcome.received == body[: 8 * MIB]
+    assert bool(outcome.whole_digest) == (len(body) > 8 * MIB)
+
+
+async def test_a_body_that_ends_with_the_connection_passes(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.close_after(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nhello")
+    got = await served.ask(ASK)
+    assert (got.body, got.is_whole) == (b"hello", True)
+    assert (await served.outcome()).completeness == "complete"
 
 
 async def test_a_compressed_body_passes_as_it_is_and_is_not_unpacked_for_the_record(
@@ -194,6 +269,48 @@ async def test_an_answer_without_a_body_passes(served: Served, upstream: Scripte
             got = await client.read_answer()
             assert (got.status, got.find(b"x-a")) == (int(status[:3]), b"1")
     assert upstream.accepted == 1
+
+
+async def test_a_head_of_many_fields_passes_whole(served: Served, upstream: ScriptedUpstream) -> None:
+    fields = [f"X-{i}: {'v' * 500}" for i in range(200)]
+    upstream.answer_with(
+        b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + answer(b"ok", *fields, "Set-Cookie: a", "Set-Cookie: b", "X-E:")
+    )
+    got = await served.ask(ASK)
+    assert got.headers[:200] == tuple((b"x-%d" % i, b"v" * 500) for i in range(200))
+    assert (got.all(b"set-cookie"), got.all(b"x-e")) == ([b"a", b"b"], [b""])
+
+
+async def test_fields_of_one_hop_stay_there(served: Served, upstream: ScriptedUpstream) -> None:
+    fields = (
+        "Connection: keep-alive, X-Hop",
+        "Keep-Alive: timeout=5",
+        "X-Hop: 1",
+        "Proxy-Authenticate: x",
+        "Trailer: y",
+    )
+    upstream.answer_with(answer(b"ok", *fields, "Upgrade: h2", "X-Kept: 1"))
+    got = await served.ask(ASK)
+    assert got.headers[:-2] == ((b"x-kept", b"1"), (b"content-length", b"2"))
+
+
+async def test_a_pooled_connection_that_is_reset_is_not_seen_by_the_client(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    asking = asyncio.ensure_future(served.ask(ASK))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer(b"first"))
+    assert (await asking).body == b"first"
+    asking = asyncio.ensure_future(served.ask(ASK))
+    lost = await wire.read_request()
+    wire.reset()
+    fresh, again = await upstream.accept_request()
+    assert again == lost
+    fresh.send(answer(b"second"))
+    got = await asking
+    assert (got.status, got.body, got.find(b"x-palimpsest-error")) == (200, b"second", b"")
+    await served.archive.wait_for(Outcome, 2)
+    assert [outcome.completeness for outcome in served.archive.of(Outcome)] == ["complete", "complete"]
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------

@@ -200,6 +200,13 @@ async def test_an_error_comes_back_in_the_upstreams_own_words(
     assert [sent.body for sent in upstream.requests] == [call.body]
 
 
+async def test_a_redirect_is_the_clients_to_follow_or_not(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"", "location: https://elsewhere.example/v1/models", status="307 Temporary Redirect"))
+    got = await served.ask(request("GET", "/v1/models?limit=1000", *CLAUDE))
+    assert (got.status, got.find(b"location")) == (307, b"https://elsewhere.example/v1/models")
+    assert len(upstream.requests) == 1
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/backend-api/codex/responses", "/v1/realtime?model=x"])
 async def test_a_websocket_is_refused_so_that_codex_goes_on_over_http(
     served: Served, upstream: ScriptedUpstream, path: str

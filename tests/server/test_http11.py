@@ -1,6 +1,7 @@
 """What becomes a request at all: one well-formed head, in time, within the caps; everything else stops here."""
 
 import asyncio
+import dataclasses
 import json
 from typing import cast
 from weakref import ref
@@ -9,6 +10,7 @@ import pytest
 
 from proxy.server.http11 import Http11Protocol
 from proxy.server.http11_response import Http11Response
+from proxy.server.policy import ServerPolicy
 from tests.support.garbage import no_collector
 from tests.support.loops import put_forward, wait_for_timer
 from tests.support.scripted import (
@@ -273,6 +275,25 @@ async def test_an_answer_before_its_request_is_read_does_not_keep_the_connection
         assert await client.read_to_end() == b""
 
 
+async def test_a_websocket_is_refused_at_once(served: Served, upstream: ScriptedUpstream) -> None:
+    fields = ("Connection: Upgrade", "Upgrade: WebSocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
+    got = await served.ask(request("GET", "/v1/responses", *fields))
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (426, "upgrade_required")
+    assert upstream.accepted == 0
+
+
+async def test_an_offer_of_http2_among_other_connection_fields_does_not_cost_the_body(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA", "Connection: keep-alive")
+    async with await served.connect() as client:
+        client.send(request("POST", CHAT, *fields, body=BODY))
+        wire, got = await upstream.accept_request()
+        assert got.body == BODY
+        wire.send(answer(b"ok"))
+        assert (await client.read_answer()).body == b"ok"
+
+
 # --- upgrades --------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +314,28 @@ async def test_an_offer_of_http2_does_not_cost_the_body(
         assert (await client.read_answer()).body == b"ok"
         (got,) = upstream.requests
         assert (got.body, got.all(b"upgrade"), got.all(b"http2-settings")) == (BODY, [], [])
+
+
+async def test_an_offer_of_http2_does_not_cost_a_body_that_is_larger_than_a_head_may_be(
+    served: Served, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"ok"))
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+    body = BODY + b" " * 200_000
+    assert (await served.ask(request("POST", CHAT, *fields, body=body))).status == 200
+    assert upstream.requests[0].body == body
+
+
+def test_the_caps_are_those_the_documents_name() -> None:
+    policy = ServerPolicy()
+    assert (policy.host, policy.port, policy.max_body_bytes) == ("127.0.0.1", 8484, 64 * 1024 * 1024)
+    assert (policy.max_header_bytes, policy.header_timeout, policy.body_timeout) == (65_536, 30.0, 60.0)
+    assert (policy.stall_timeout, policy.drain_seconds, policy.allowed_hosts) == (600.0, 30.0, ())
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ServerPolicy().port = 1  # type: ignore[misc]
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

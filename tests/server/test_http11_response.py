@@ -60,6 +60,17 @@ async def test_an_old_client_that_leaves_in_its_answer_is_no_fault_of_ours(
     assert (await served.outcome()).completeness == "aborted"
 
 
+async def test_a_length_is_passed_on_to_head_without_a_body(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("HEAD", "/v1/models"))
+        wire, _ = await upstream.accept_request()
+        wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n")
+        head = await client.read_answer(method="HEAD")
+        assert head.find(b"content-length") == b"12"
+        client.send(request("GET", "/-/live"))
+        assert (await client.read_answer()).status == 200
+
+
 @pytest.mark.parametrize("status", [204, 304])
 async def test_an_answer_without_a_body_is_followed_by_the_next_one(
     served: Served, upstream: ScriptedUpstream, status: int
@@ -70,6 +81,13 @@ async def test_an_answer_without_a_body_is_followed_by_the_next_one(
         assert (head.status, head.all(b"content-length"), head.all(b"transfer-encoding")) == (status, [], [])
         client.send(request("GET", "/-/live"))
         assert (await client.read_answer()).status == 200
+
+
+async def test_a_status_without_a_name_is_passed_on(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        await ask(client, upstream, b"HTTP/1.1 529 Overloaded\r\ncontent-length: 2\r\n\r\nno")
+        got = await client.read_answer()
+        assert (got.status, got.body) == (529, b"no")
 
 
 async def test_a_body_in_pieces_is_joined_and_capped(upstream: ScriptedUpstream) -> None:

@@ -63,6 +63,26 @@ async def test_an_upload_has_no_cap(plan: Plan, upstream: ScriptedUpstream) -> N
     assert upstream.requests[0].body == body
 
 
+async def test_a_trick_path_is_refused_and_reaches_nobody(served: Served, upstream: ScriptedUpstream) -> None:
+    for path in ("/v1/../admin", "/v1/%2e%2e/admin", "/v1%2Fadmin", "/a;b", "/a\\b", "/v1/chat%2fcompletions", "/%2e"):
+        for method in ("GET", "POST"):
+            assert (await served.ask(request(method, path))).status == 400, path
+    assert upstream.accepted == 0
+
+
+async def test_a_stream_comes_through_as_it_comes(served: Served, upstream: ScriptedUpstream) -> None:
+    async with await served.connect() as client:
+        client.send(request("GET", "/v1/events"))
+        wire, _ = await upstream.accept_request()
+        wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await client.read_head()
+        for piece in (b"1", b"22"):
+            wire.send(chunk(piece))
+            assert await client.read_until(chunk(piece)) == chunk(piece)
+        wire.send(b"0\r\n\r\n")
+        assert await client.read_until(b"0\r\n\r\n") == b"0\r\n\r\n"
+
+
 async def test_the_keys_of_the_settings_are_spent_under_the_base_only(upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer(b"ok"))
     async with serving(Plan(upstream.url, api_key="own-secret-key")) as served:

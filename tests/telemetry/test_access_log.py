@@ -60,6 +60,11 @@ def lines() -> Iterator[list[str]]:
     logger.setLevel(logging.NOTSET)
 
 
+async def test_a_request_that_is_no_call_is_written_at_once(lines: list[str]) -> None:
+    await Serving(status=401).ask("/-/api/sessions")
+    assert lines == ["method=POST path=/-/api/sessions status=401 seconds=2 client=10.0.0.1"]
+
+
 @pytest.mark.parametrize(("status", "count"), [(200, 0), (503, 1)])
 async def test_a_probe_is_written_only_if_it_fails(lines: list[str], status: int, count: int) -> None:
     await Serving(status=status).ask("/-/ready")

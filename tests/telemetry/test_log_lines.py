@@ -53,6 +53,35 @@ def test_equal_lines_are_counted_and_not_repeated(lines: Lines) -> None:
     assert lines.read()[3:] == ["no room: disk full"]
 
 
+def test_a_line_that_came_once_is_not_told_again(lines: Lines) -> None:
+    lines.log("once")
+    lines.log("later", after=61.0)
+    lines.handler.close()
+    assert lines.read() == ["once", "later"]
+
+
+def test_lines_that_differ_are_all_written(lines: Lines) -> None:
+    lines.log("no room: %s", "disk full")
+    lines.log("no room: %s", "quota")
+    lines.log("failed", error=ValueError("a"))
+    lines.log("failed", error=ValueError("b"))
+    assert lines.read() == [
+        "no room: disk full",
+        "no room: quota",
+        "failed",
+        "ValueError: a",
+        "failed",
+        "ValueError: b",
+    ]
+
+
+def test_what_was_counted_is_told_at_the_end(lines: Lines) -> None:
+    lines.log("failed", error=ValueError("a"))
+    lines.log("failed", after=3.0, error=ValueError("a"))
+    lines.handler.close()
+    assert lines.read() == ["failed", "ValueError: a", "failed (repeated 1 times in 3 s)"]
+
+
 def test_what_was_counted_is_told_though_nothing_else_is_logged(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Callable[[], None]] = []
 

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy import __version__
 from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
     AgentNudgedEvent,
@@ -48,6 +49,14 @@ def read(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], floa
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
     }
+
+
+def test_nothing_has_happened_at_the_start() -> None:
+    told = read(Metrics(lambda: HEALTH, lambda: 7))
+    assert told["palimpsest_request_bytes_total", ()] == 0
+    assert told["palimpsest_exchange_seconds_count", ()] == 0
+    assert told["palimpsest_tasks", ()] == 7
+    assert not any(name == "palimpsest_exchanges_total" for name, _ in told)
 
 
 def test_calls_are_counted_by_how_they_ended() -> None:
@@ -245,6 +254,12 @@ def test_the_files_of_the_log_and_what_is_left_of_the_disk_are_measured(tmp_path
     assert told["palimpsest_log_max_bytes", ()] == 9
     assert told["palimpsest_log_bytes", (("file", "wal"),)] == 3
     assert told["palimpsest_upstream_circuit_open", (("upstream", "openai"),)] == 1
+
+
+def test_the_version_and_the_process_are_told() -> None:
+    told = dict(read(Metrics(lambda: HEALTH, lambda: 0)).keys())
+    assert ("version", __version__) in told["palimpsest_build_info"]
+    assert {"process_resident_memory_bytes", "process_start_time_seconds", "process_open_fds"} <= set(told)
 
 
 # --- conventions -----------------------------------------------------------------------------------------------------

@@ -199,6 +199,14 @@ def test_a_trace_that_is_not_valid_begins_anew(traced: Traced, value: bytes) -> 
     assert TRACE.encode() not in twice[b"traceparent"]
 
 
+def test_a_client_that_does_not_sample_is_not_traced_and_still_named(traced: Traced) -> None:
+    sent = traced.send((b"traceparent", f"00-{TRACE}-{PARENT}-00".encode()))
+    traced.bus.publish(replace(RECORDED, is_readable=False))
+    assert traced.exporter.get_finished_spans() == ()
+    assert sent[b"traceparent"].startswith(f"00-{TRACE}-".encode())
+    assert sent[b"traceparent"].endswith(b"-00")
+
+
 def test_failures_are_errors_and_our_own_calls_have_spans_of_their_own(traced: Traced) -> None:
     traced.send()
     traced.bus.publish(replace(RECORDED, status=529, upstream="claude", wire="anthropic_messages", is_final=False))

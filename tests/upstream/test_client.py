@@ -226,6 +226,12 @@ async def test_an_upload_to_an_upstream_that_goes_away_is_an_error(
         await sending
 
 
+async def test_a_connection_carries_one_call_after_another(client: DirectClient, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"ok"))
+    assert [await ask(client) for _ in range(3)] == [b"ok"] * 3
+    assert upstream.accepted == 1
+
+
 # --- connections -----------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +242,14 @@ async def test_a_connection_the_upstream_will_not_keep_is_not_used_again(
     upstream.answer_with(answer(b"ok", field))
     assert [await ask(client) for _ in range(2)] == [b"ok"] * 2
     assert upstream.accepted == 2
+
+
+async def test_a_connection_kept_for_long_enough_is_used_again(
+    client: DirectClient, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer(b"ok", "Keep-Alive: max=5, timeout=60"))
+    assert [await ask(client) for _ in range(2)] == [b"ok"] * 2
+    assert upstream.accepted == 1
 
 
 async def test_a_streamed_body_never_goes_out_on_a_connection_that_was_used(
@@ -287,6 +301,15 @@ async def test_a_cancelled_call_whose_empty_answer_has_just_come_leaves_no_conne
         await sending
     upstream.answer_with(answer(b"next"))
     assert await ask(client) == b"next"
+    assert await wire.read_to_end() == b""
+
+
+async def test_closing_lets_go_of_the_connections_that_wait(client: DirectClient, upstream: ScriptedUpstream) -> None:
+    sending = asyncio.ensure_future(ask(client))
+    wire, _ = await upstream.accept_request()
+    wire.send(answer(b"ok"))
+    await sending
+    client.close()
     assert await wire.read_to_end() == b""
 
 
@@ -406,6 +429,12 @@ async def test_a_server_that_is_near_is_told_through_whom_a_call_came(
         assert asked.find(b"x-palimpsest-hop") == hops
         assert [name for name, _ in asked.headers if name.startswith(b"x-palimpsest-")] == [b"x-palimpsest-hop"]
     client.close()
+
+
+async def test_a_server_without_an_id_names_nobody(client: DirectClient, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer())
+    await read_all(await send(client, headers=((b"x-palimpsest-hop", b"a"),)))
+    assert upstream.requests[0].all(b"x-palimpsest-hop") == []
 
 
 @pytest.fixture

@@ -77,6 +77,15 @@ async def test_a_body_without_a_length_ends_with_the_connection(pair: Pair) -> N
     assert not pair.connection.finish()
 
 
+async def test_a_body_in_a_foreign_transfer_encoding_ends_with_the_connection(pair: Pair) -> None:
+    """RFC 9112 §6.3: where chunked is not the last coding, the length is found by reading up to the close."""
+    await pair.begin()
+    pair.wire.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\nhello")
+    await pair.wire.close()
+    assert await pair.head() == 200
+    assert await pair.rest() == b"hello"
+
+
 async def test_an_answer_to_head_has_no_body_and_ends_its_connection(pair: Pair) -> None:
     await pair.begin("HEAD")
     pair.wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
@@ -84,6 +93,16 @@ async def test_an_answer_to_head_has_no_body_and_ends_its_connection(pair: Pair)
     assert await pair.rest() == b""
     assert not pair.connection.finish()
     assert await pair.wire.read_to_end() == b""
+
+
+async def test_fields_behind_a_chunked_body_do_not_show_in_the_next_answer(pair: Pair) -> None:
+    for _ in range(2):
+        await pair.begin()
+        pair.wire.send(stream_head() + chunk(b"x") + b"0\r\nx-trailer: 1\r\n\r\n")
+        await pair.head()
+        assert await pair.rest() == b"x"
+        assert b"x-trailer" not in dict(pair.connection.headers)
+        assert pair.connection.finish()
 
 
 # --- breaking --------------------------------------------------------------------------------------------------------
@@ -116,6 +135,16 @@ async def test_an_answer_that_is_cut_is_an_error_after_the_bytes_that_came(
     assert (content + more, problem) == (body, "the upstream closed the connection in the middle of its response")
 
 
+async def test_a_bad_chunk_is_an_error_after_the_bytes_that_came(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(stream_head() + chunk(b"good") + b"zz\r\nbad")
+    await pair.head()
+    content, problem = await pair.rest_and_break()
+    assert content == b"good"
+    assert problem.startswith("the upstream's response is not valid HTTP: ")
+    assert await pair.wire.read_to_end() == b""
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -145,6 +174,13 @@ async def test_a_head_that_never_ends_is_refused_at_the_cap_and_not_kept_in_memo
         await pair.head()
 
 
+async def test_a_head_within_the_cap_may_be_large(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(b"HTTP/1.1 200 OK\r\nx: " + b"a" * 100_000 + b"\r\ncontent-length: 0\r\n\r\n")
+    assert await pair.head() == 200
+    assert len(dict(pair.connection.headers)[b"x"]) == 100_000
+
+
 async def test_silence_before_the_answer_is_an_error_of_its_own(pair: Pair) -> None:
     await pair.begin(idle_timeout=60)
     pair.watch.wait(59)
@@ -152,6 +188,16 @@ async def test_silence_before_the_answer_is_an_error_of_its_own(pair: Pair) -> N
     with pytest.raises(UpstreamUnreachable, match="silent for 60 s") as caught:
         await pair.head()
     assert caught.value.status == 504
+    assert await pair.wire.read_to_end() == b""
+
+
+async def test_silence_inside_the_answer_breaks_it(pair: Pair) -> None:
+    await pair.begin(idle_timeout=60)
+    pair.wire.send(stream_head() + chunk(b"data"))
+    await pair.head()
+    assert await pair.connection.read() == b"data"
+    pair.watch.wait(60)
+    assert await pair.rest_and_break() == (b"", "the upstream was silent for 60 s")
     assert await pair.wire.read_to_end() == b""
 
 
@@ -199,6 +245,13 @@ async def test_silence_between_two_calls_is_nobodys_and_the_second_has_all_its_t
         await pair.head()
 
 
+async def test_a_connection_that_is_closed_leaves_no_timer(pair: Pair) -> None:
+    await pair.begin(idle_timeout=60)
+    assert pair.watch.count_timers() == 1
+    pair.connection.close()
+    assert pair.watch.count_timers() == 0
+
+
 async def test_a_connection_that_the_upstream_closes_leaves_no_timer(pair: Pair) -> None:
     await pair.begin(idle_timeout=60)
     pair.wire.send(answer(b"data"))
@@ -230,6 +283,14 @@ async def test_the_beginning_of_an_answer_behind_the_answer_does_not_reach_the_n
     assert not pair.connection.finish()
 
 
+async def test_garbage_behind_the_answer_ends_the_connection_and_not_the_answer(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(answer(b"mine") + b"\x00garbage")
+    await pair.head()
+    assert await pair.rest() == b"mine"
+    assert not pair.connection.finish()
+
+
 @pytest.mark.parametrize("sent", [answer(b"late"), b"HTTP/1.1 408 Request Timeout\r\n\r\n", b"x"])
 async def test_bytes_on_a_connection_that_waits_end_it(pair: Pair, sent: bytes) -> None:
     await pair.begin()
@@ -240,6 +301,16 @@ async def test_bytes_on_a_connection_that_waits_end_it(pair: Pair, sent: bytes) 
     pair.wire.send(sent)
     assert await pair.wire.read_to_end() == b""
     assert not pair.connection.is_fresh()
+
+
+async def test_a_connection_whose_answer_was_not_read_is_not_kept(pair: Pair) -> None:
+    await pair.begin()
+    pair.wire.send(answer(b"ok"))
+    await pair.head()
+    assert pair.connection.is_received
+    assert not pair.connection.is_ended
+    assert not pair.connection.finish()
+    assert await pair.wire.read_to_end() == b""
 
 
 async def test_a_request_on_a_lost_connection_fails_at_once(pair: Pair) -> None:
@@ -280,6 +351,15 @@ async def test_what_nobody_reads_stays_with_the_upstream(pair: Pair) -> None:
     assert sent < 40 * MIB
     pair.wire.send(LAST_CHUNK)
     assert len(await pair.rest()) == sent
+
+
+async def test_a_large_body_passes_whole(pair: Pair) -> None:
+    await pair.begin()
+    body = bytes(range(256)) * (32 * MIB // 256)
+    pair.wire.send(answer(body))
+    await pair.head()
+    assert await pair.rest() == body
+    assert pair.connection.finish()
 
 
 # --- the order of what is sent -----------------------------------------------------------------------
@@ -337,11 +417,33 @@ def test_an_answer_cut_anywhere_is_the_same_answer(sent: bytes, cuts: set[int]) 
     assert (incoming.status, body, incoming.is_complete, incoming.can_keep) == (200, b"hello world", True, True)
 
 
+def test_an_interim_answer_is_not_the_answer() -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
+    assert not incoming.has_head
+    incoming.feed(SIZED)
+    assert (incoming.status, incoming.headers, incoming.is_complete) == (200, ((b"content-length", b"11"),), True)
+
+
+def test_a_parser_is_told_that_a_body_without_a_length_has_ended() -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(b"HTTP/1.1 200 OK\r\n\r\nabc")
+    assert not incoming.is_complete
+    assert incoming.end()
+    assert (incoming.take(), incoming.is_complete) == (b"abc", True)
+
+
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\n", SIZED[:-1], CHUNKED[:-2]])
 def test_the_end_of_the_connection_does_not_end_any_other_answer(sent: bytes) -> None:
     incoming = ResponseParser("POST")
     incoming.feed(sent)
     assert not incoming.end()
+
+
+def test_an_answer_to_head_has_no_body_and_the_connection_is_not_kept() -> None:
+    incoming = ResponseParser("HEAD")
+    incoming.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n")
+    assert (incoming.is_complete, incoming.take(), incoming.can_keep) == (True, b"", False)
 
 
 @pytest.mark.parametrize(
@@ -362,6 +464,13 @@ def test_what_is_no_single_answer_is_refused(sent: bytes, reason: str) -> None:
         ResponseParser("POST").feed(sent)
 
 
+def test_the_bytes_before_a_fault_can_still_be_taken() -> None:
+    incoming = ResponseParser("POST")
+    with pytest.raises(InvalidResponse):
+        incoming.feed(CHUNKED.replace(b"6\r\n", b"zz\r\n"))
+    assert incoming.take() == b"hello"
+
+
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nX: ", CHUNKED[:-2] + b"X: "])
 def test_an_endless_field_is_refused_before_and_behind_the_body(begin: bytes) -> None:
     incoming = ResponseParser("POST")
@@ -369,6 +478,14 @@ def test_an_endless_field_is_refused_before_and_behind_the_body(begin: bytes) ->
     with pytest.raises(InvalidResponse, match="exceeds"):
         for _ in range(30):
             incoming.feed(b"a" * 10_000)
+
+
+def test_a_long_body_is_no_endless_field() -> None:
+    incoming = ResponseParser("POST")
+    incoming.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n")
+    for _ in range(9):
+        incoming.feed(bytes(100_000))
+    assert incoming.is_complete
 
 
 async def test_what_went_wrong_does_not_hold_those_who_are_told(pair: Pair) -> None:

@@ -19,7 +19,7 @@ from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.overflow import read_overflow, read_stream_start
 from tests.support import provider_answers as says
 from tests.support.loops import put_forward
-from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, chunk, stream_head
+from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, stream_head
 from tests.upstream.test_client import Upload, read_all
 
 # litellm compares what providers answer with its own types, and warns of each difference.
@@ -216,6 +216,12 @@ async def test_a_context_that_is_too_long_is_recognised(
     assert (found.window, found.sent) == (8192, 9000)
 
 
+async def test_an_overflow_without_numbers_is_recognised_by_litellm(make: Make, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(says.whole(says.openai_error("too long", "context_length_exceeded"), status="400 Bad Request"))
+    response = await send(make(), {"model": OPENAI, "messages": ASKED})
+    assert read_overflow(response.status, response.headers, await read_all(response)) is not None
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_responses_go_through_litellms_own_entry(make: Make, upstream: ScriptedUpstream, is_stream: bool) -> None:
     upstream.answer_with(says.stream(says.RESPONSE_EVENTS) if is_stream else says.whole(says.RESPONSE))
@@ -325,6 +331,11 @@ async def test_a_model_of_another_upstream_is_refused(make: Make, upstream: Scri
     assert upstream.accepted == 0
 
 
+async def test_a_model_of_no_provider_is_the_clients_mistake(make: Make) -> None:
+    status, value = await ask(make(), {"model": "nobodys", "messages": ASKED})
+    assert (status, value["error"]["type"]) == (400, "invalid_request_error")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
 async def test_a_body_that_is_no_object_is_refused(make: Make, body: bytes) -> None:
     with pytest.raises(BadRequest, match="the body is not"):
@@ -386,6 +397,12 @@ async def test_a_provider_that_is_not_there_is_unreachable(make: Make, model: st
     assert "hi" not in str(caught.value).split("'u': ")[1].split()
 
 
+async def test_a_provider_that_says_nothing_is_given_up(make: Make, upstream: ScriptedUpstream) -> None:
+    with pytest.raises(UpstreamUnreachable, match="did not answer litellm in time") as caught:
+        await send(make(idle_timeout=0.3), {"model": OPENAI, "messages": ASKED})
+    assert caught.value.status == 504
+
+
 async def test_a_provider_whose_code_knows_no_time_limit_is_given_up(make: Make) -> None:
     async def wait(**_: object) -> None:
         await asyncio.Event().wait()
@@ -423,6 +440,18 @@ async def test_a_stream_that_breaks_off_upstream_breaks_off_here(make: Make, ups
     wire.reset()
     with pytest.raises(UpstreamUnreachable):
         await read_all(response)
+
+
+async def test_pieces_come_as_the_provider_sends_them(make: Make, upstream: ScriptedUpstream) -> None:
+    sending = asyncio.ensure_future(send(make(), {"model": OPENAI, "messages": ASKED, "stream": True}))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head() + chunk(says.CHAT_EVENTS[0]))
+    response = await sending
+    async with asyncio.timeout(LIMIT):
+        assert b"hel" in await response.read()
+        wire.send(chunk(says.CHAT_EVENTS[1]))
+        assert b"lo" in await response.read()
+    response.close()
 
 
 @pytest.mark.parametrize(
@@ -464,6 +493,15 @@ async def test_a_client_that_goes_while_much_is_unread_ends_the_call(
     assert await wire.read_to_end() == b""
 
 
+async def test_a_client_that_goes_before_the_response_ends_the_call(make: Make, upstream: ScriptedUpstream) -> None:
+    sending = asyncio.ensure_future(send(make(), {"model": OPENAI, "messages": ASKED}))
+    wire, _ = await upstream.accept_request()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert await wire.read_to_end() == b""
+
+
 async def test_an_error_in_the_middle_of_a_stream_is_an_event(make: Make, upstream: ScriptedUpstream) -> None:
     late = says.data(says.openai_error(says.OPENAI_TOO_LONG, "context_length_exceeded"))
     upstream.answer_with(says.stream([says.CHAT_EVENTS[0], late]))
@@ -471,6 +509,16 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event(make: Make, upstre
     *_, last = read_events(content)
     assert "error" in last
     assert b"[DONE]" not in content
+
+
+async def test_an_error_at_the_beginning_of_a_stream_is_an_error_response(
+    make: Make, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(says.stream([says.data(says.openai_error(says.OPENAI_TOO_LONG, "context_length_exceeded"))]))
+    response = await send(make(), {"model": OPENAI, "messages": ASKED, "stream": True})
+    content = await read_all(response)
+    assert response.status == 400
+    assert read_overflow(response.status, response.headers, content) is not None
 
 
 async def test_a_slow_stream_begins_before_its_first_piece(make: Make, upstream: ScriptedUpstream) -> None:
@@ -514,3 +562,22 @@ async def test_an_unexpected_exception_says_only_its_name(make: Make) -> None:
     client = make(library=SimpleNamespace(acompletion=fail, close_litellm_async_clients=close))
     with pytest.raises(UpstreamUnreachable, match=r"'u': KeyError$"):
         await send(client, {"model": OPENAI, "messages": ASKED})
+
+
+async def test_an_answer_that_is_no_json_is_an_error(make: Make, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"not json", says.JSON))
+    status, value = await ask(make(), {"model": OPENAI, "messages": ASKED})
+    assert (status, value["error"]["type"]) == (500, "api_error")
+
+
+async def test_litellm_says_that_it_compacts_nothing(make: Make, upstream: ScriptedUpstream) -> None:
+    """As docs/providers.md has it of a request that is not managed since it asks for a compaction."""
+    upstream.answer_with(says.whole(says.CHAT))
+    edits = [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}]
+    asked = {"messages": [{"role": "user", "content": "word " * 60_000}], "max_tokens": 9}
+    body = {"model": "hosted_vllm/m", **asked, "context_management": {"edits": edits}}
+    status, value = await ask(make(), body, MESSAGES)
+    assert status == 200
+    told = {"type": "compact_20260112", "error": "summary_model_not_configured"}
+    assert value["context_management"] == {"applied_edits": [told]}
+    assert len(upstream.requests) == 1

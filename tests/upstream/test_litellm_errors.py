@@ -49,11 +49,21 @@ def test_a_code_is_that_of_the_provider_or_of_what_litellm_recognised(error: Exc
     }
 
 
+def test_an_error_in_a_stream_is_told_by_what_led_to_it() -> None:
+    inner = Raised("the provider's", status_code=429)
+    assert read(explain(Raised(status_code=503, original_exception=inner), "u"))["message"] == "the provider's"
+
+
 @pytest.mark.parametrize("error", [TimeoutError(), Raised(status_code=408)])
 def test_silence_is_a_timeout(error: Exception) -> None:
     told = explain(error, "u")
     assert isinstance(told, UpstreamUnreachable)
     assert (told.status, told.code) == (504, "upstream_silent")
+
+
+@pytest.mark.parametrize("status", [None, 200, "400"])
+def test_what_has_no_status_of_an_error_was_no_response(status: object) -> None:
+    assert isinstance(explain(Raised(status_code=status), "u"), UpstreamUnreachable)
 
 
 def test_a_connection_that_failed_is_no_response_whatever_status_litellm_gives_it() -> None:
@@ -78,6 +88,12 @@ def test_a_connection_that_failed_is_no_response_whatever_status_litellm_gives_i
 )
 def test_headers_that_clients_read_are_kept(headers: object, picked: object) -> None:
     assert pick_headers(headers) == picked
+
+
+def test_headers_are_found_where_litellm_puts_them() -> None:
+    told = explain(Raised(status_code=429, litellm_response_headers={"retry-after": "7"}), "u")
+    assert isinstance(told, ProviderRefusal)
+    assert told.headers == ((b"retry-after", b"7"),)
 
 
 def test_our_own_errors_stay_as_they_are() -> None:

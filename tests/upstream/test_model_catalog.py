@@ -20,6 +20,10 @@ def list_models(window: int) -> bytes:
     return msgspec.json.encode({"data": [{"id": "m", "max_model_len": window}]})
 
 
+def test_before_it_is_opened_nothing_is_known_from_the_map() -> None:
+    assert ModelCatalog({}, {}, FixedClock(), load).find(KEY) == Card()
+
+
 async def test_the_map_is_read_once_however_many_open_it() -> None:
     reads: list[int] = []
 
@@ -71,6 +75,12 @@ def test_the_oldest_limits_are_forgotten() -> None:
     for number in range(1, 1024):
         catalog.note_limit(LimitKey("main", str(number)), 600, 900)
     assert [catalog.find(LimitKey("main", name)).window for name in ("0", "m", "1", "1023")] == [None, 500, 600, 600]
+
+
+async def test_the_map_is_the_one_of_the_package() -> None:
+    catalog = ModelCatalog({}, {}, FixedClock())
+    await catalog.open()
+    assert catalog.find(LimitKey("main", "gpt-4o")).window == 128_000
 
 
 async def test_a_price_of_the_settings_is_of_the_first_pattern_that_matches() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.card import Offer
-from proxy.upstream.model_listing import read_listing, read_offer, read_price
+from proxy.model.card import Offer, Prices, Rates
+from proxy.upstream.model_listing import make_prices, read_listing, read_offer, read_price
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,28 @@ def test_every_server_has_its_own_spelling(model: dict[str, object], offer: Offe
     assert read_offer(model) == offer
 
 
+def test_prices_come_as_text() -> None:
+    pricing = {"prompt": "0.000003", "completion": "0.000015", "input_cache_read": "0.0000003", "image": "1"}
+    assert read_offer({"pricing": pricing}).prices == Prices(Rates(3e-6, 1.5e-5, 3e-7, 3e-6))
+
+
+@pytest.mark.parametrize("given", [None, 0.0])
+def test_without_a_price_of_input_there_are_none(given: float | None) -> None:
+    assert make_prices(given, 1.0, 1.0, 1.0) is None
+
+
+def test_what_is_unsaid_or_0_follows_from_the_price_of_input() -> None:
+    assert make_prices(2.0, None, 0.0, 0.0) == Prices(Rates(2.0, 10.0, 0.2, 2.0))
+
+
 @pytest.mark.parametrize(("value", "price"), [("0.5", 0.5), (1, 1.0), ("-1", None), ("x", None), (None, None)])
 def test_a_price_is_a_number_that_is_not_negative(value: object, price: float | None) -> None:
     assert read_price(value) == price
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "1e999"])
+def test_numbers_without_end_are_no_prices(value: object) -> None:
+    assert read_price(value) is None
 
 
 def test_a_listing_names_each_model_in_all_its_ways_once() -> None:

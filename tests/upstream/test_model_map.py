@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.model.card import Prices, Rates, Tier
-from proxy.upstream.model_catalog import ModelMap, load_model_map
+from proxy.model.card import Offer, Prices, Rates, Tier
+from proxy.upstream.model_catalog import MAP_PATH, ModelMap, load_model_map
+from scripts import model_map as program
 from scripts.model_map import FACTS_PATH, convert, find_source, format_map, read_rules
 
 SOURCE: dict[str, dict[str, object]] = {
@@ -56,6 +57,19 @@ def test_a_model_has_sizes_and_prices_and_higher_ones_above_a_size() -> None:
         )
 
 
+def test_an_entry_with_one_size_has_it_for_both() -> None:
+    assert MADE.find("old") == Offer(10, 10)
+
+
+@pytest.mark.parametrize("name", ["spec", "odd", "free", "drawing", "nobody"])
+def test_what_holds_no_conversation_or_says_nothing_is_unknown(name: str) -> None:
+    assert MADE.find(name) == Offer()
+
+
+def test_a_model_of_several_providers_is_as_large_as_the_smallest() -> None:
+    assert MADE.find("shared").window == 50
+
+
 def test_a_line_of_the_file_is_a_model_with_what_is_used_of_it() -> None:
     lines = format_map(convert(SOURCE), "litellm 1.0", date(2026, 11, 24)).splitlines()
     assert lines[:3] == ['{"source":"litellm 1.0","date":"2026-11-24","caches":[', "", '],"models":{']
@@ -76,6 +90,14 @@ def test_the_map_knows_the_models_of_the_day() -> None:
         assert offer.window == window
         assert offer.prices is not None
         assert offer.prices != Prices(offer.prices.rates) or model != "gemini-2.5-pro"
+
+
+def test_the_map_is_small_and_says_when_it_was_made_of_what() -> None:
+    found = load_model_map()
+    assert found.source.startswith("litellm 1.")
+    assert date(2026, 11, 24) <= date.fromisoformat(found.date)
+    assert len(found.entries) > 2000
+    assert MAP_PATH.stat().st_size < 500_000
 
 
 def test_the_map_has_every_value_of_the_locked_source() -> None:
@@ -157,6 +179,23 @@ def test_a_model_has_the_cache_of_its_generation_however_it_is_named(
 ) -> None:
     facts = load_model_map().find(model).caches[0]
     assert (facts.kind, facts.minimum, facts.read) == (kind, minimum, read)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["gpt-5", "gpt-5-2025-08-07", "gpt-5.5", "gpt-5-codex", "gpt-4o", "gpt-4.1", "gpt-35-turbo", "gpt-oss-120b", "o3"],
+)
+def test_older_models_have_the_cache_of_their_host(model: str) -> None:
+    caches = load_model_map().find(model).caches
+    assert {facts.kind for facts in caches if not facts.hosts and not facts.is_default} == set()
+    assert next(facts for facts in caches if "openai.com" in facts.hosts).block == 128
+
+
+def test_the_program_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MAP_PATH", tmp_path / "map.json")
+    program.main()
+    made, own = ModelMap((tmp_path / "map.json").read_bytes()), load_model_map()
+    assert (made.source, made.entries, made.caches) == (own.source, own.entries, own.caches)
 
 
 def test_without_litellm_the_program_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from proxy.engine.ports import UpstreamResponse
 from proxy.engine.runtime import TaskRunner
-from proxy.model.errors import UpstreamUnreachable
+from proxy.model.errors import BadRequest, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.client import DirectClient, WebhookClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.http_proxy import HttpProxy
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, Wire, answer, chunk, stream_head
-from tests.upstream.test_client import CHAT, Upload, read_all
+from tests.upstream.test_client import BEARER, CHAT, Upload, read_all
 
 Make = Callable[..., DirectClient]
 
@@ -75,6 +75,11 @@ async def send(
 
 async def ask(client: DirectClient, body: bytes | Upload = b"{}") -> bytes:
     return await read_all(await send(client, body=body))
+
+
+async def read_one(response: UpstreamResponse) -> bytes:
+    async with asyncio.timeout(LIMIT):
+        return await response.read()
 
 
 async def fail(client: DirectClient) -> UpstreamUnreachable:
@@ -146,6 +151,27 @@ async def test_calls_share_a_connection_and_keep_no_cookie_and_follow_no_redirec
     assert [request.all(b"cookie") for request in upstream.requests] == [[]] * 3
 
 
+@pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("DELETE", "204 No Content")])
+async def test_a_response_without_a_body_ends_with_its_head(
+    make: Make, upstream: ScriptedUpstream, method: str, status: str
+) -> None:
+    upstream.answer_with(f"HTTP/1.1 {status}\r\nx-a: b\r\n\r\n".encode())
+    response = await make().send(method, b"/v1/x", (), b"")
+    assert await read_all(response) == b""
+    assert (response.is_received, response.is_ended, upstream.requests[0].all(b"content-length")) == (True, True, [])
+
+
+async def test_a_key_of_the_settings_takes_the_place_of_the_clients_below_the_base(
+    make: Make, upstream: ScriptedUpstream
+) -> None:
+    upstream.answer_with(answer())
+    client = make(api_key="own-key")
+    await read_all(await send(client, headers=BEARER))
+    await read_all(await send(client, b"/other", BEARER))
+    keys = [request.find(b"authorization") for request in upstream.requests]
+    assert keys == [b"Bearer own-key", b"Bearer client-key"]
+
+
 async def test_a_server_of_our_kind_is_told_who_asks_where_its_address_is_near(
     make: Make, upstream: ScriptedUpstream
 ) -> None:
@@ -164,6 +190,49 @@ async def test_a_server_of_the_public_network_is_not_told_who_asks(make: Make, p
     await asyncio.wait([sending])
     assert proxy.heads[0].line == b"POST http://api.example/v1/chat/completions HTTP/1.1"
     assert proxy.heads[0].all(b"x-palimpsest-hop") == []
+
+
+async def test_what_cannot_be_sent_is_refused_before_anything_is(make: Make, upstream: ScriptedUpstream) -> None:
+    with pytest.raises(BadRequest):
+        await send(make(), b"/v1/../admin")
+    assert upstream.requests == []
+
+
+async def test_an_upload_arrives_while_it_is_still_being_sent(make: Make, upstream: ScriptedUpstream) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(make(), body=upload))
+    upload.add(b"first")
+    wire = await upstream.accept()
+    assert (await wire.read_head()).find(b"transfer-encoding") == b"chunked"
+    assert await wire.read_until(b"first\r\n") == b"5\r\nfirst\r\n"
+    upload.add(b"second")
+    upload.add(b"")
+    assert await wire.read_until(b"0\r\n\r\n") == b"6\r\nsecond\r\n0\r\n\r\n"
+    wire.send(answer(b"done"))
+    assert await read_all(await sending) == b"done"
+
+
+async def test_an_upload_with_a_length_goes_out_unframed(make: Make, upstream: ScriptedUpstream) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(make(), headers=((b"content-length", b"6"),), body=upload))
+    for piece in (b"abc", b"def", b""):
+        upload.add(piece)
+    wire, got = await upstream.accept_request()
+    assert (got.body, got.find(b"content-length"), got.all(b"transfer-encoding")) == (b"abcdef", b"6", [])
+    wire.send(answer(b"done"))
+    assert await read_all(await sending) == b"done"
+
+
+async def test_a_cancelled_upload_closes_its_connection(make: Make, upstream: ScriptedUpstream) -> None:
+    upload = Upload()
+    sending = asyncio.ensure_future(send(make(), body=upload))
+    upload.add(b"first")
+    wire = await upstream.accept()
+    await wire.read_until(b"first\r\n")
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert await wire.read_to_end() == b""
 
 
 # --- bodies that stream ----------------------------------------------------------------------------------------------
@@ -193,6 +262,123 @@ async def test_a_stream_is_handed_on_as_it_comes_and_what_came_with_its_end_is_l
         await pumping
     assert (taken.empty(), response.is_received, response.is_ended) == (True, True, False)
     assert await read_all(response) == b"last"
+
+
+async def test_who_gives_up_waiting_may_come_back(make: Make, upstream: ScriptedUpstream) -> None:
+    sending = asyncio.ensure_future(send(make()))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head() + chunk(b"one"))
+    response = await sending
+    assert await read_one(response) == b"one"
+    reading = asyncio.ensure_future(response.read())
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    wire.send(chunk(b"two") + LAST_CHUNK)
+    assert await read_all(response) == b"two"
+
+
+async def test_a_client_that_is_slow_holds_the_upstream_back(make: Make, upstream: ScriptedUpstream) -> None:
+    count, sent = 64, 0
+
+    async def play(wire: Wire) -> None:
+        nonlocal sent
+        await wire.read_request()
+        wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (count * 2**20))
+        while sent < count:
+            wire.send(bytes(2**20))
+            await wire.flush()
+            sent += 1
+
+    upstream.script = play
+    response = await send(make())
+    known = -1
+    while known != sent:
+        known = sent
+        await asyncio.sleep(0.1)
+    assert sent < count
+    received = 0
+    while piece := await read_one(response):
+        received += len(piece)
+    assert received == count * 2**20
+
+
+async def test_a_response_that_is_given_up_closes_its_connection(
+    make: Make, upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    client = make()
+    for is_read in (False, True):
+        sending = asyncio.ensure_future(send(client))
+        wire, _ = await upstream.accept_request()
+        wire.send(stream_head() + chunk(b"data"))
+        response = await sending
+        if is_read:
+            assert await read_one(response) == b"data"
+        response.close()
+        response.close()
+        assert await wire.read_to_end() == b""
+    assert await tasks.finish(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (b"", "before it responded"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", "before it responded"),
+        (b"nonsense\r\n\r\n", "not valid HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "not valid HTTP"),
+        (b"HTTP/1.1 700 What\r\nContent-Length: 0\r\n\r\n", "the status 700 is unexpected"),
+    ],
+)
+async def test_a_response_that_is_none_is_an_error_after_one_attempt(
+    make: Make, upstream: ScriptedUpstream, sent: bytes, problem: str
+) -> None:
+    upstream.close_after(sent)
+    error = await fail(make())
+    assert (error.status, problem in str(error), upstream.accepted) == (502, True, 1), str(error)
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (stream_head() + chunk(b"part"), "in the middle of its response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart", "in the middle of its response"),
+        (stream_head() + chunk(b"part") + b"nonsense\r\n", "not valid HTTP"),
+    ],
+)
+async def test_a_response_that_breaks_is_an_error_after_the_bytes_that_came(
+    make: Make, upstream: ScriptedUpstream, sent: bytes, problem: str
+) -> None:
+    upstream.close_after(sent)
+    response = await send(make())
+    assert await read_one(response) == b"part"
+    with pytest.raises(UpstreamUnreachable, match=problem):
+        await read_one(response)
+    assert not response.is_ended
+    response.close()
+
+
+async def test_a_silent_upstream_is_given_up_before_and_inside_its_response(
+    make: Make, upstream: ScriptedUpstream
+) -> None:
+    client = make(idle_timeout=5.0)
+    sending = asyncio.ensure_future(client.send("POST", CHAT, (), b"{}"))
+    await upstream.accept_request()
+    await put_forward(6.0)
+    with pytest.raises(UpstreamUnreachable, match="silent for 5 s") as caught:
+        await sending
+    assert caught.value.status == 504
+    sending = asyncio.ensure_future(client.send("POST", CHAT, (), b"{}"))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head() + chunk(b"data"))
+    response = await sending
+    assert await response.read() == b"data"
+    reading = asyncio.ensure_future(response.read())
+    await asyncio.sleep(0)
+    await put_forward(6.0)
+    with pytest.raises(UpstreamUnreachable, match="silent for 5 s"):
+        await reading
+    response.close()
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.context.budget import LONGEST_RUN
 from proxy.context.model_catalog import Encoding
 from proxy.upstream.tokenizer import (
     CountingTokenizer,
@@ -93,6 +94,19 @@ def test_threads_that_come_together_load_once() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(count, range(2))) == [3, 3]
     assert loaded == ["o200k_base"]
+
+
+def test_without_an_encoder_it_estimates_and_says_so() -> None:
+    loads: list[Encoding] = []
+    tokenizer = CountingTokenizer(lambda encoding: loads.append(encoding))
+    assert [tokenizer.count("x" * 300, "o200k_base") for _ in range(2)] == [(100, True)] * 2
+    assert loads == ["o200k_base"]
+
+
+def test_long_runs_reach_the_encoder_in_stretches() -> None:
+    letters = Letters()
+    assert CountingTokenizer(lambda _: letters).count("a" * (3 * LONGEST_RUN), "o200k_base") == (3 * LONGEST_RUN, False)
+    assert [len(each) for each in letters.seen] == [LONGEST_RUN] * 3
 
 
 @pytest.mark.parametrize("encoding", ["o200k_base", "cl100k_base"])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire.streams import read_events
 from tests.support.echoes import (
     Change,
     Message,
@@ -122,6 +123,12 @@ def test_a_message_that_comes_back_changed_is_the_same(message: Message, changes
     assert echo == [read_one(WIRE, message)]
 
 
+@given(messages, messages)
+def test_messages_that_differ_have_different_forms(one: Message, other: Message) -> None:
+    is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert (read_one(WIRE, one).form == read_one(WIRE, other).form) == is_same
+
+
 CONTENTS: list[Any] = [
     "a",
     "a ",
@@ -206,9 +213,43 @@ def test_what_lineage_sees_of_messages() -> None:
     assert read_one(WIRE, {"role": "user", "content": [text("abc")]}).weight == 3
 
 
+STREAM = b"""\
+data: {"type":"message_start","message":{"role":"assistant","id":"msg_1","content":[],"usage":{"input_tokens":1}}}
+
+data: {"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}
+
+data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}
+
+data: {"type":"content_block_start","index":1,"content_block":{"type":"text","text":""}}
+
+data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"on my "}}
+
+data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"way"}}
+
+data: {"type":"content_block_start","index":2,"content_block":{"type":"tool_use","id":"t1","name":"f","input":{}}}
+
+data: {"type":"content_block_delta","index":2,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\": 1.0}"}}
+
+data: {"type":"message_stop"}
+
+"""
+
+
+def test_an_answer_is_what_its_echo_will_be() -> None:
+    streamed = WIRE.read_reply(WIRE.read_events(read_events(STREAM)).value)
+    echo = {"role": "assistant", "content": [text("on my way"), {**use("t1"), "cache_control": MARK}]}
+    assert streamed == ((read_one(WIRE, echo),),)
+    assert WIRE.read_reply({"content": [text("a")]}) == ((read_one(WIRE, {"role": "assistant", "content": "a"}),),)
+    assert WIRE.read_reply({"type": "error", "error": {"message": "x"}}) == ()
+
+
 @given(messages, st.lists(st.sampled_from(ECHOES), max_size=6), st.randoms(use_true_random=False))
 def test_any_answer_is_what_its_echo_will_be(message: Message, changes: list[Change], random: Random) -> None:
     content = message["content"] if isinstance(message["content"], list) else [text(message["content"])]
     message = {"type": "message", "role": "assistant", "content": content}
     ((item,),) = WIRE.read_reply(WIRE.read_answer(message).value)
     assert read(WIRE, [spell(mutate(message, changes, random), random)]) == [item]
+
+
+def test_only_arrays_are_conversations() -> None:
+    assert WIRE.read_input(b'"text"') == []

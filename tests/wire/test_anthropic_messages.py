@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.streams import read_events
+from proxy.wire.streams import ServerEvent, read_events
 
 WIRE = AnthropicMessages()
 
@@ -117,6 +117,16 @@ def test_a_stream_equals_the_message_without_streaming() -> None:
     assert answer == Answer(value=WHOLE, usage=Usage(input=123, output=89, cached=100, written=20), finish="tool_use")
 
 
+@pytest.mark.parametrize("line_end", [b"\r", b"\r\n"])
+def test_line_ends_do_not_matter(line_end: bytes) -> None:
+    assert WIRE.read_events(read_events(write(*STREAM).replace(b"\n", line_end))) == WIRE.read_answer(WHOLE)
+
+
+def test_events_are_known_by_their_name_where_they_have_no_type() -> None:
+    events = [(str(each["type"]), {key: each[key] for key in each if key != "type"}) for each in STREAM]
+    assert WIRE.read_events(ServerEvent(name, json.dumps(each)) for name, each in events) == WIRE.read_answer(WHOLE)
+
+
 def test_a_cut_stream_is_what_had_come() -> None:
     stream = write(*STREAM)
     answer = WIRE.read_events(read_events(stream[: stream.index("€".encode()) + 1]))
@@ -158,6 +168,31 @@ def test_a_delta_whose_beginning_is_missing_begins_a_block(sent: dict[str, objec
     assert content(read(sent)) == [block]
 
 
+def test_deltas_of_unknown_kinds_are_continued() -> None:
+    answer = read(
+        start(0, type="compaction", content=None, level=1),
+        delta(0, "compaction", content="The user", level=2),
+        delta(0, "compaction", content=" asked", level=3),
+    )
+    assert content(answer) == [{"type": "compaction", "content": "The user asked", "level": 3}]
+
+
+def test_blocks_are_in_the_order_of_their_indexes() -> None:
+    answer = read(start(1, type="text", text="b"), start(0, type="text", text=""), delta(0, "text", text="a"))
+    assert [block["text"] for block in content(answer)] == ["a", "b"]
+
+
+def test_deltas_go_to_the_block_of_their_index() -> None:
+    opened = [start(0, type="text", text="a"), start(1, type="text", text="b")]
+    answer = read(*opened, delta(0, "text", text="a"), delta(1, "text", text="b"), delta(0, "text", text="a"))
+    assert [block["text"] for block in content(answer)] == ["aaa", "bb"]
+
+
+def test_deltas_without_an_index_go_to_the_last_block() -> None:
+    sent: dict[str, object] = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "!"}}
+    assert content(read(start(3, type="text", text="a"), sent)) == [{"type": "text", "text": "a!"}]
+
+
 def test_what_a_message_delta_brings_is_the_messages() -> None:
     context: dict[str, object] = {"applied_edits": []}
     answer = read(MESSAGE_START, {**MESSAGE_DELTA, "context_management": context, "usage": {"input_tokens": 0}})
@@ -176,6 +211,11 @@ def test_a_stream_without_its_beginning_is_still_a_message() -> None:
         "usage": {"output_tokens": 89, "cache_read_input_tokens": None},
     }
     assert answer.usage == Usage(output=89)
+
+
+def test_content_that_came_with_the_message_stays_where_no_block_follows() -> None:
+    message = {**BEGUN, "content": [{"type": "text", "text": "all"}]}
+    assert content(read({"type": "message_start", "message": message}, MESSAGE_STOP)) == message["content"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from proxy.wire.body import (
     count_shared,
     decode_content,
     decode_pieces,
+    encode_content,
     remove_member,
     replace_member,
     split_after,
@@ -181,6 +182,13 @@ def test_anything_is_either_covered_exactly_or_not_split(content: bytes) -> None
         check_covered(split)
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b" ", b"[]", b"1", b'"x"', b"null", b"{", b"}", b"{}x", b'{"a":1}}', b'{"a"}']
+)
+def test_what_is_no_object_is_not_split(content: bytes) -> None:
+    assert split_body(content, KEY) is None
+
+
 @pytest.mark.parametrize("last", [b"1", b'"\\ud800"', b"NaN"])
 @pytest.mark.parametrize("first", [b"1", b"12", b'"\\ud800"', b"NaN"])
 @pytest.mark.parametrize("between", [b"", b'"b":1,'])
@@ -188,6 +196,25 @@ def test_a_doubled_key_is_noticed_however_alike_the_values_are(first: bytes, bet
     doubled = b'{"a":' + first + b"," + between + b'"a":' + last
     assert split_body(doubled + b"}", KEY) is None
     assert split_body(doubled + b',"c":1}', KEY) is None
+
+
+@pytest.mark.parametrize("value", [b"1", b'"\\ud800"'])
+def test_white_space_before_the_object_does_not_keep_it_from_being_split(value: bytes) -> None:
+    split = split_body(b' \r\n\t{"a":' + value + b"}", KEY)
+    assert split is not None
+    assert split.member("a") == value
+
+
+def test_an_empty_object_has_no_parts() -> None:
+    assert split_body(b"{}", KEY) == SplitBody(b"{}", {}, ())
+
+
+@pytest.mark.parametrize("value", ["{}", '"[]"', "1", "null", '{"a": [1]}'])
+def test_a_conversation_that_is_no_array_has_no_items(value: str) -> None:
+    split = split_body(b'{"messages": %b}' % value.encode(), KEY)
+    assert split is not None
+    assert split.items == ()
+    assert split.member(KEY) == value.encode()
 
 
 @pytest.mark.parametrize("element", ["0", '{"a":[1,",,,,"]}', '"\\ud800"', "1e400"])
@@ -221,6 +248,20 @@ def test_nesting_beyond_any_stack_does_not_raise(opening: bytes) -> None:
     deep = opening * 100_000 + b"1" + closing * 100_000
     for content in (b'{"messages":[' + deep + b"]}", b'{"messages":[],"a":"\\ud800","b":' + deep + b"}", deep):
         assert split_body(content, KEY) is None
+
+
+def test_a_member_is_given_raw_and_an_absent_one_is_empty() -> None:
+    split = split_body(b'{"model": "m\\u0061", "messages": [1 , 2]}', KEY)
+    assert split is not None
+    assert split.member("model") == b'"m\\u0061"'
+    assert split.member("tools") == b""
+
+
+def test_the_gap_before_an_item_begins_behind_the_bracket_or_the_item_before() -> None:
+    content = b'{"a": [[]], "messages": [ [1] , "[" ]}'
+    split = split_body(content, KEY)
+    assert split is not None
+    assert [content[split.gap_before(i) : s.start] for i, s in enumerate(split.items)] == [b" ", b" , "]
 
 
 def test_a_long_string_in_a_body_that_msgspec_refuses_costs_memory_in_proportion_to_its_length() -> None:
@@ -286,6 +327,15 @@ def test_a_number_that_goes_on_is_not_the_known_one() -> None:
         assert split_after(content, KEY, known, 1) is None
 
 
+def test_nothing_is_shared_with_a_body_without_items_or_a_shorter_one() -> None:
+    empty = split_body(b'{"messages":[]}', KEY)
+    known = split_body(b'{"messages":[{"a":1}]}', KEY)
+    assert empty is not None
+    assert known is not None
+    assert count_shared(b'{"messages":[]}', empty) == 0
+    assert count_shared(b'{"messages"', known) == 0
+
+
 @pytest.mark.parametrize("at", [0, 1, 65_535, 65_536, 65_537, 131_071, 131_072, 150_000, 199_999])
 def test_a_difference_anywhere_in_a_long_body_is_found_to_the_byte(at: int) -> None:
     items = [b"%07d" % (1_000_000 + i) for i in range(25_000)]
@@ -295,6 +345,12 @@ def test_a_difference_anywhere_in_a_long_body_is_found_to_the_byte(at: int) -> N
     edited = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
     assert count_shared(edited, known) == sum(span.end <= at for span in known.items)
     assert count_shared(content[:at], known) == sum(span.end <= at for span in known.items)
+
+
+def test_a_body_that_only_grows_shares_all_its_items() -> None:
+    known = split_body(b'{"messages":[{"a":1},{"b":2}],"x":1}', KEY)
+    assert known is not None
+    assert count_shared(b'{"messages":[{"a":1},{"b":2},{"c":3}]}', known) == 2
 
 
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {
@@ -318,6 +374,15 @@ def test_plain_content_is_given_as_it_is_up_to_the_cap(encoding: str) -> None:
     assert decode_content(b"plain", encoding, 100) == b"plain"
 
 
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_a_cap_of_nothing_gives_nothing(encoding: str) -> None:
+    assert decode_content(ENCODERS[encoding](b"x" * 100), encoding, 0) == b""
+
+
+def test_names_are_read_in_any_case_and_spacing() -> None:
+    assert decode_content(gzip.compress(b"x"), " GZip ", 10) == b"x"
+
+
 @given(st.binary(min_size=50, max_size=400), st.data())
 def test_a_cut_stream_gives_the_beginning_of_the_content(content: bytes, data: st.DataObject) -> None:
     encoded = zlib.compress(content)
@@ -332,6 +397,21 @@ def test_a_bomb_is_decoded_to_the_cap_only(encoding: str) -> None:
     assert len(bomb) < 60_000
     assert decode_content(bomb, encoding, 1000) == b"\0" * 1000
     assert len(next(decode_pieces(bomb, encoding))) < 1_000_000
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_long_content_comes_back_whole_in_pieces(encoding: str) -> None:
+    content = b"".join(b"%d " % i for i in range(200_000))
+    pieces = list(decode_pieces(ENCODERS[encoding](content), encoding))
+    assert b"".join(pieces) == content
+    assert len(pieces) > 2
+
+
+@given(st.binary(), st.sampled_from(["", "identity", *sorted(ENCODERS)]))
+def test_what_is_encoded_here_is_decoded_here(content: bytes, encoding: str) -> None:
+    assert decode_content(encode_content(content, encoding), encoding, 10_000) == content
+    assert b"".join(decode_pieces(encode_content(content, encoding), encoding)) == content
 
 
 FLUSHING: dict[str, Callable[[], Any]] = {
@@ -376,6 +456,15 @@ def test_of_a_body_in_pieces_all_that_has_come_is_decoded_at_once(encoding: str,
     assert b"".join(decoder.decode(encoder.end())) == b""
 
 
+@given(st.lists(st.binary(), min_size=1, max_size=3), st.sampled_from(sorted(ENCODERS)))
+def test_each_byte_of_a_body_may_come_alone(contents: list[bytes], encoding: str) -> None:
+    is_repeated = encoding in ("gzip", "x-gzip", "zstd")  # several bodies in a row are one
+    encoded = b"".join(map(ENCODERS[encoding], contents if is_repeated else contents[:1]))
+    decoder = ContentDecoder(encoding)
+    pieces = [piece for at in range(len(encoded)) for piece in decoder.decode(encoded[at : at + 1])]
+    assert b"".join(pieces) == b"".join(contents if is_repeated else contents[:1])
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate"])
 def test_what_comes_after_the_end_is_no_content(encoding: str) -> None:
     decoder = ContentDecoder(encoding)
@@ -390,6 +479,10 @@ def test_what_is_encoded_twice_is_decoded_up_to_a_limit_of_what_lies_between() -
 
 def test_every_member_of_a_file_is_read_and_what_else_comes_is_not() -> None:
     assert decode_content(gzip.compress(b"a") + gzip.compress(b"b") + b"\0\0", "gzip", 10) == b"ab"
+
+
+def test_deflate_is_read_without_its_frame_too() -> None:
+    assert decode_content(zlib.compress(b"abc" * 100)[2:-4], "deflate", 1000) == b"abc" * 100
 
 
 @pytest.mark.parametrize("encoding", ["compress", "gzip, none", "none"])

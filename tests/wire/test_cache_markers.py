@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody, split_body
 from proxy.wire.rendering import MarkedRequest, add_markers, apply, find_hop
@@ -85,6 +86,17 @@ def test_a_marker_is_needed_where_the_earlier_request_ended_too_many_blocks_back
     spec: str, newest: int | None, place: int
 ) -> None:
     assert put_hop(spec, newest) == place
+
+
+def test_blocks_are_counted_not_what_they_contain() -> None:
+    results = {"role": "user", "content": [{"type": "tool_result", "content": [text("a")] * 30}]}
+    body = split(
+        json.dumps({"messages": [*[{"role": "user", "content": "a"}, {"role": "assistant"}], results]}).encode()
+    )
+    structures = [MessageStructure(role) for role in ("user", "assistant", "tool")]
+    assert find_hop(body, 0, structures, 2, {}) == -1
+    changed = {2: json.dumps({"role": "user", "content": [text("a")] * 20}).encode()}
+    assert find_hop(body, 0, structures, 2, changed) == 0
 
 
 def send_with_hop(place: int, *, is_ours: bool, tail: int = 3, **members: Any) -> list[int]:

@@ -109,6 +109,80 @@ def test_comments_event_names_and_data_on_several_lines_do_not_matter() -> None:
     assert message(*stream)["content"] == "ab"
 
 
+def test_parallel_tool_calls_are_put_together_by_index() -> None:
+    stream = deltas(
+        {"role": "assistant", "content": None},
+        {
+            "tool_calls": [
+                {"index": 0, "id": "call_a", "type": "function", "function": {"name": "read", "arguments": ""}}
+            ]
+        },
+        {
+            "tool_calls": [
+                {"index": 1, "id": "call_b", "type": "function", "function": {"name": "grep", "arguments": ""}}
+            ]
+        },
+        {
+            "tool_calls": [
+                {"index": 1, "function": {"arguments": '{"q":'}},
+                {"index": 0, "function": {"arguments": '{"p":'}},
+            ]
+        },
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"a"}'}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": '"b"}'}}]},
+    )
+    assert message(stream) == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_a", "type": "function", "function": {"name": "read", "arguments": '{"p":"a"}'}},
+            {"id": "call_b", "type": "function", "function": {"name": "grep", "arguments": '{"q":"b"}'}},
+        ],
+    }
+
+
+def test_alternatives_come_interleaved_and_are_sorted_by_index() -> None:
+    answer = read(
+        chunk(part({"role": "assistant", "content": "B"}, 1)),
+        chunk(part({"role": "assistant", "content": "A"}, 0)),
+        chunk(part({"content": "b"}, 1), part({"content": "a"}, 0)),
+        chunk(part({}, 1, finish_reason="length")),
+        chunk(part({}, 0, finish_reason="stop")),
+        "data: [DONE]\n\n",
+    )
+    choices = answer.value["choices"]
+    assert isinstance(choices, list)
+    assert [(c["index"], c["message"]["content"]) for c in choices] == [(0, "Aa"), (1, "Bb")]
+    assert answer.finish == "stop,length"
+
+
+def test_logprobs_are_lists_that_go_on() -> None:
+    tokens = [{"token": t, "logprob": -0.5, "bytes": [97], "top_logprobs": []} for t in "abc"]
+    answer = read(
+        chunk(part({"content": ""})),
+        chunk(part({"content": "a"}, logprobs={"content": tokens[:1], "refusal": None})),
+        chunk(part({"content": "bc"}, logprobs={"content": tokens[1:], "refusal": None})),
+        chunk(part({}, finish_reason="stop")),
+    )
+    assert first_choice(answer)["logprobs"] == {"content": tokens, "refusal": None}
+
+
+def test_the_role_is_the_one_that_was_sent_if_any() -> None:
+    assert message(deltas({"role": "critic"}, {"role": "critic"}))["role"] == "critic"
+    assert message(deltas({"content": "a"}, {"role": None}))["role"] == "assistant"
+
+
+def test_usage_that_was_null_to_the_end_is_absent() -> None:
+    assert "usage" not in read(chunk(part({"content": "a"}), usage=None)).value
+
+
+def test_a_refusal_is_put_together_like_content() -> None:
+    found = message(
+        deltas({"role": "assistant", "content": None, "refusal": ""}, {"refusal": "I can"}, {"refusal": "not"})
+    )
+    assert found == {"role": "assistant", "content": None, "refusal": "I cannot"}
+
+
 def test_audio_grows_by_data_and_transcript_and_keeps_its_id() -> None:
     stream = deltas(
         {"role": "assistant", "audio": {"id": "audio_1", "transcript": "Hel"}},
@@ -130,11 +204,32 @@ def test_a_legacy_function_call_is_put_together() -> None:
     assert message(stream)["function_call"] == {"name": "f", "arguments": '{"a":1}'}
 
 
+def test_annotations_and_unknown_members_of_a_delta_are_kept() -> None:
+    citation = {"type": "url_citation", "url_citation": {"url": "https://a"}}
+    stream = deltas(
+        {"annotations": [citation], "mood": "calm", "score": 1, "seen": False},
+        {"annotations": [citation], "mood": "er", "score": 2, "seen": True},
+    )
+    assert message(stream) == {
+        "role": "assistant",
+        "content": None,
+        "annotations": [citation, citation],
+        "mood": "calmer",
+        "score": 2,
+        "seen": True,
+    }
+
+
 def test_a_cut_stream_is_what_had_come() -> None:
     cut = OPENAI_TEXT.encode().index("ö".encode()) + 1
     answer = WIRE.read_events(read_events(OPENAI_TEXT.encode()[:cut]))
     assert first_choice(answer)["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert (answer.is_ended, answer.finish, answer.usage, answer.error) == (False, "", None, "")
+
+
+def test_a_stream_without_done_has_not_ended_whatever_its_finish_reason() -> None:
+    answer = read(chunk(part({"content": "a"}, finish_reason="stop")))
+    assert (answer.finish, answer.is_ended) == ("stop", False)
 
 
 def test_an_error_inside_the_stream_is_kept_beside_what_had_come() -> None:
@@ -148,6 +243,10 @@ def test_an_error_inside_the_stream_is_kept_beside_what_had_come() -> None:
     assert message(chunk(part({"content": "half"})), "data: [DONE]\n\n")["content"] == "half"
 
 
+def test_an_error_event_may_look_like_a_chunk() -> None:
+    assert read("event: error\n" + chunk(message="odd", usage=None)).error == "odd"
+
+
 def test_an_error_of_one_choice_is_the_answers() -> None:
     answer = read(chunk(part({}, error={"message": "filtered"}), detail="x"))
     assert answer.error == "filtered"
@@ -155,6 +254,16 @@ def test_an_error_of_one_choice_is_the_answers() -> None:
         WIRE.read_answer({"choices": [{"error": {"message": "filtered"}}, {"detail": "no error"}]}).error == "filtered"
     )
     assert WIRE.read_answer({"choices": [{"detail": "no error"}]}).error == ""
+
+
+def test_lines_that_are_no_chunks_are_passed_over() -> None:
+    stream = [
+        "data: {broken\n\n",
+        "data: 7\n\n",
+        'data: {"choices": 7}\n\n',
+        'data: {"choices": [7, {"delta": 7}]}\n\n',
+    ]
+    assert message(chunk(part({"content": "a"})), *stream, chunk(part({"content": "b"})))["content"] == "ab"
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,12 @@ def test_tool_calls_of_servers_with_ways_of_their_own(
     ]
 
 
+def test_a_tool_call_of_odd_types_is_taken_as_it_comes() -> None:
+    odd: list[object] = [{"index": 0, "id": "b", "function": "f"}, {"index": 0, "id": {}, "function": None}, 7]
+    stream = deltas(call("{}", "f", id="a", index=0), {"tool_calls": odd}, {"tool_calls": "odd"})
+    assert message(stream)["tool_calls"] == [{"id": "a", "function": "f"}]
+
+
 def test_deepseek_sends_reasoning_and_counts_with_its_last_choice() -> None:
     counts = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_cache_hit_tokens": 8, "prompt_cache_miss_tokens": 1}
     answer = read(
@@ -137,6 +143,23 @@ def test_a_whole_message_in_place_of_a_delta_is_the_message() -> None:
     )
     assert first_choice(answer)["message"] == whole
     assert answer.finish == "stop"
+
+
+def test_what_follows_a_whole_message_goes_on_from_it() -> None:
+    whole = {"role": None, "content": "a", "parts": [{"index": 0, "t": "x"}]}
+    found = message(
+        chunk({"message": whole}), chunk({"delta": {"content": "b", "parts": [{"index": 0, "t": "y"}]}, "message": {}})
+    )
+    assert found == {"role": "assistant", "content": "ab", "parts": [{"index": 0, "t": "xy"}]}
+
+
+def test_a_null_delta_and_a_choice_without_index_are_taken_as_far_as_they_go() -> None:
+    answer = read(chunk({"delta": None, "finish_reason": "stop"}), chunk({"index": "x", "delta": {"content": "a"}}))
+    assert first_choice(answer) == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "a"},
+        "finish_reason": "stop",
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.identity import Item
+from proxy.wire.streams import read_events
 from tests.support.echoes import (
     Change,
     Message,
@@ -117,6 +119,22 @@ messages = st.one_of(
 def test_a_message_that_comes_back_changed_is_the_same(message: Message, changes: list[Change], random: Random) -> None:
     echo = read(WIRE, [spell(mutate(message, changes, random), random)])
     assert echo == [read_one(WIRE, message)]
+
+
+def settle(message: Message) -> object:
+    """What the message says, the slow way."""
+    content = message["content"]
+    if message["role"] == "assistant" and isinstance(content, str):
+        content = content.rstrip()
+    made = [
+        (c["id"], c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", ())
+    ]
+    return json.dumps([message["role"], content or None, message.get("tool_call_id"), made], sort_keys=True)
+
+
+@given(messages, messages)
+def test_messages_that_differ_have_different_forms(one: Message, other: Message) -> None:
+    assert (read_one(WIRE, one).form == read_one(WIRE, other).form) == (settle(one) == settle(other))
 
 
 USER: Message = {"role": "user", "content": "a"}
@@ -241,6 +259,28 @@ def test_what_lineage_sees_of_messages() -> None:
     ]
 
 
+STREAM = b"""\
+data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"","reasoning_content":"hm"}}]}
+
+data: {"choices":[{"index":0,"delta":{"content":"on my \\u20ac"}}]}
+
+data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1","function":{"name":"f","arguments":"{"}}]}}]}
+
+data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"\\"a\\": 1.0}"}}]}}]}
+
+data: {"choices":[{"index":1,"delta":{"content":"another"},"finish_reason":"stop"}]}
+
+data: [DONE]
+
+"""
+
+
+def test_an_answer_is_what_its_echo_will_be() -> None:
+    streamed = WIRE.read_reply(WIRE.read_events(read_events(STREAM)).value)
+    echo = {"role": "assistant", "content": [{"type": "text", "text": "on my €"}], "tool_calls": [call("c1")]}
+    assert streamed == ((read_one(WIRE, echo),), (read_one(WIRE, {"role": "assistant", "content": "another"}),))
+
+
 def test_an_answers_alternatives_keep_their_places() -> None:
     choices: list[object] = [{"message": {"content": "a", "refusal": None}}, {}, 7, {"message": {"content": "b"}}]
     found = WIRE.read_reply({"choices": choices})
@@ -254,3 +294,8 @@ def test_any_answer_is_what_its_echo_will_be(message: Message, changes: list[Cha
     message = {**message, "role": "assistant"}
     ((item,),) = WIRE.read_reply(WIRE.read_answer({"choices": [{"message": message}]}).value)
     assert read(WIRE, [spell(mutate(message, changes, random), random)]) == [item]
+
+
+def test_only_arrays_are_conversations() -> None:
+    assert WIRE.read_input(b'"text"') == []
+    assert WIRE.read_items(b"", ()) == list[Item]()

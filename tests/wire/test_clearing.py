@@ -58,6 +58,11 @@ def test_what_is_no_answer_stays(raw: bytes) -> None:
     assert ANTHROPIC.add_original_count(raw, 7) == raw
 
 
+def test_a_count_has_the_clients_own_beside_it() -> None:
+    told = json.loads(ANTHROPIC.add_original_count(b'{"input_tokens":7}', 5))
+    assert told == {"input_tokens": 7, "context_management": {"original_input_tokens": 12}}
+
+
 @pytest.mark.parametrize(
     ("raw", "characters"),
     [

@@ -1,5 +1,6 @@
 """Real clients' shapes: each main request extends the one before and its answer, where PROTOCOL §1 says append-only."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -70,6 +71,22 @@ def test_side_calls_and_subagents_extend_nothing(client: str) -> None:
     assert not any(extends(other, main) for other in others for main in requests if main.kind == "main")
 
 
+def test_aider_extends_only_its_own_words() -> None:
+    main = list_main("aider")
+    chains = [[item.form for item in read_chain(request)] for request in main]
+    assert not any(extends(later, earlier) for earlier, later in pairwise(main))
+    assert chains[2][:2] == chains[1][:2]
+    assert set(chains[0]) < set(chains[1]) < set(chains[2])
+
+
+def test_references_point_at_what_answers_brought() -> None:
+    sent: set[str] = set()
+    for request in list_main("vercel-ai-responses"):
+        references = [item.reference for item in read_chain(request) if item.reference]
+        assert set(references) == sent
+        sent |= {str(item["id"]) for item in json.loads(json.dumps(request.answer))["output"]}
+
+
 @each_client
 def test_calls_are_answered_by_their_ids(client: str) -> None:
     made: set[str] = set()
@@ -103,3 +120,11 @@ def test_clients_that_name_their_conversation_do_so_in_every_call(client: str, n
 @pytest.mark.parametrize("client", sorted(set(CLIENTS) - {"opencode", "codex", "claude-code"}))
 def test_other_clients_name_nothing(client: str) -> None:
     assert all(b"s1" not in value for request in turns(client) for _, value in request.headers)
+
+
+def test_markers_hop_and_lists_collapse() -> None:
+    main = list_main("claude-code")
+    assert all(request.body.count(b'"cache_control"') == 2 for request in main)
+    bodies = [json.loads(request.body)["messages"] for request in main]
+    assert bodies[1][0]["content"] == bodies[0][0]["content"][0]["text"]
+    assert [message["role"] for message in bodies[3]].count("system") == 1

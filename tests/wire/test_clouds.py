@@ -11,9 +11,12 @@ import pytest
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.wire import COUNT_ENDINGS, FORMATS, find_wire
 from proxy.wire.body import split_body
-from proxy.wire.overflow import Overflow, read_overflow
+from proxy.wire.overflow import Overflow, mentions, read_overflow
 
 RETURNED = "The model returned the following errors: "
+
+
+BOUND = "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
 
 
@@ -44,6 +47,12 @@ def nest(message: str) -> dict[str, Any]:
 )
 def test_too_long_is_read_and_throttling_is_not(status: int, error: Any, overflow: Overflow | None) -> None:
     assert read_overflow(status, (), json.dumps(error).encode()) == overflow
+
+
+@pytest.mark.parametrize("error", [{"message": RETURNED + BOUND}, nest(BOUND), [nest(BOUND)]])
+def test_a_refusal_of_thinking_is_read(error: Any) -> None:
+    content = json.dumps(error).encode()
+    assert mentions("bound", (), content) and mentions("reasoning", (), content)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ def test_what_the_provider_refuses_beside_it_is_left_out() -> None:
     assert ask(MESSAGES, TURNS, output_config={"task_budget": {"total": 9, "remaining": 3}}) is None
 
 
+def test_a_marker_is_added_only_where_one_went_and_the_last_message_has_none() -> None:
+    for items in ([*TURNS[:2], turn("three", **MARK), *TURNS[3:]], TURNS[:4], [*TURNS[:2], turn(""), *TURNS[3:]]):
+        assert ask(MESSAGES, items)["messages"] == items[:3]
+
+
 def test_responses_are_asked_by_a_trigger_behind_the_beginning() -> None:
     items = [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}, {"type": "reasoning"}]
     asked = ask(RESPONSES, items, 2, store=False, stream=True)
@@ -162,3 +167,8 @@ def test_it_is_sent_as_it_came_and_may_be_first(form: Format, block: str) -> Non
 def test_an_error_may_be_about_it(said: bytes, is_about: bool) -> None:
     assert mentions("compaction", (), said) == is_about
     assert not mentions("compaction", ((b"content-encoding", b"br"),), said)
+
+
+def test_beside_other_blocks_it_is_none() -> None:
+    both = {"role": "assistant", "content": [BLOCK, {"type": "text", "text": "And so on."}]}
+    assert not MESSAGES.parse_structure(json.dumps(both).encode()).is_compaction

@@ -17,6 +17,7 @@ from proxy.wire.body import decode_content
 from proxy.wire.credentials import (
     find_owner,
     find_provider,
+    is_jwt,
     is_subscription,
     read_claims,
     redact,
@@ -30,9 +31,21 @@ def token(claims: object) -> bytes:
     return b"eyJhbGciOiJ9." + base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=") + b".c2ln"
 
 
+def test_claims_are_read_as_they_stand() -> None:
+    assert {name: bytes(raw) for name, raw in read_claims(token({"iss": "a", "n": 1})).items()} == {
+        "iss": b'"a"',
+        "n": b"1",
+    }
+
+
 @pytest.mark.parametrize("text", [b"sk-1", b"a.b.c", b"eyJ.ey!!.x", b"eyJ.eyJzdWIi.x"])
 def test_what_is_no_token_claims_nothing(text: bytes) -> None:
     assert not read_claims(text)
+
+
+def test_the_form_alone_tells_a_token() -> None:
+    assert is_jwt(b"eyJ.eyJzdWIi.x")
+    assert not is_jwt(b"sk-proj-1")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +136,19 @@ def test_a_secret_in_encoded_content_is_overwritten(encoding: str, status: int) 
         assert decode_content(kept, encoding, CAP) == whole
 
 
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_encoded_content_without_a_secret_keeps_its_bytes(encoding: str) -> None:
+    content = ENCODERS[encoding](b"all is well")
+    assert redact_answer(content, ((b"content-encoding", encoding.encode()),), 200, [SECRET], CAP) == content
+
+
+@pytest.mark.parametrize("headers", [(), ((b"content-encoding", b" Identity"),)])
+def test_plain_content_is_searched_whole(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    assert redact_answer(ECHO, headers, 200, [SECRET], 5) == ECHO.replace(SECRET, b"*" * len(SECRET))
+    assert redact_answer(b"ask lm-studio", headers, 400, [b"lm-studio"], CAP) == b"ask *********"
+    assert redact_answer(b"ask lm-studio", headers, 399, [b"lm-studio"], CAP) == b"ask lm-studio"
+
+
 @pytest.mark.parametrize(("status", "is_kept"), [(200, True), (400, True), (401, False), (403, False)])
 def test_what_refuses_a_credential_and_cannot_be_read_is_not_kept(status: int, is_kept: bool) -> None:
     for encoding, content in ((b"compress", b"packed"), (b"br", b"this is plain text")):
@@ -133,6 +159,11 @@ def test_what_refuses_a_credential_and_cannot_be_read_is_not_kept(status: int, i
         ):
             assert redacted == (content if is_kept else b"")
         assert redact_answer(content, headers, status, [], CAP) == content
+
+
+def test_plain_content_that_claims_an_encoding_is_searched_as_it_is() -> None:
+    hidden = ECHO.replace(SECRET, b"*" * len(SECRET))
+    assert redact_answer(ECHO, ((b"content-encoding", b"gzip"),), 200, [SECRET], CAP) == hidden
 
 
 # --- how long it takes -----------------------------------------------------------------------------------------------
@@ -234,6 +265,17 @@ def test_choices_that_come_in_turns_are_read_apart(form: str) -> None:
         line(piece, 0) + line(f"other {i}", 1) for i, piece in enumerate(_cut(b"*" * 23, set(range(1, 29, 3))))
     )
     assert kept == hidden
+
+
+def test_a_piece_that_the_stream_was_cut_in_counts() -> None:
+    stream = LINES["chat"](SECRET[:10].decode(), 0) + b'data: {"choices":[{"index":0,"delta":{"content":"' + SECRET[10:]
+    kept = redact_quickly(stream, (), 200, [SECRET])
+    assert kept == stream.replace(SECRET[:10], b"*" * 10).replace(SECRET[10:], b"*" * 13)
+
+
+def test_pieces_that_only_look_like_it_stay() -> None:
+    stream = b"".join(LINES["chat"](piece, 0) + LINES["chat"](" ", 0) for piece in _cut(SECRET, {8, 16}))
+    assert redact_quickly(stream, (), 200, [SECRET]) == stream
 
 
 def test_every_time_that_it_is_spelt_is_found_in_encoded_streams_too() -> None:

@@ -8,6 +8,7 @@ from proxy.model.card import CacheTerms
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
 from proxy.wire.format import read_diagnosis
+from proxy.wire.messages import list_markers
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,17 @@ def test_a_reason_of_anthropic_names_a_cause(reason: Any, cause: str) -> None:
 )
 def test_a_diagnosis_of_openai_names_a_cause(found: Any, cause: str) -> None:
     assert read_diagnosis({"prompt_cache_diagnostics": found}) == cause
+
+
+def test_a_response_that_says_nothing_names_none() -> None:
+    assert read_diagnosis({"diagnostics": None}) == ""
+    assert read_diagnosis({}) == ""
+
+
+def test_markers_of_a_request_are_listed_once_each() -> None:
+    body = b'{"system":[{"cache_control":{"type":"ephemeral"}}],"messages":[{"cache_control" : {"ttl": "1h"}},'
+    assert list_markers(body + b'{"cache_control":{"type":"ephemeral"}}]}') == ("1h", "5m")
+    assert list_markers(b'{"messages":[]}') == ()
 
 
 def test_the_terms_of_a_whole_request_have_all_its_markers_and_what_its_members_ask_for() -> None:

@@ -64,6 +64,17 @@ NEAR_MISSES = [
 ]
 
 
+@pytest.mark.parametrize(("wire", "items_key"), [(CHAT, "messages"), (RESPONSES, "input"), (ANTHROPIC, "messages")])
+def test_each_format_is_a_format(wire: Format, items_key: str) -> None:
+    assert wire.items_key == items_key
+    assert wire.read_answer({}).is_ended
+    assert not wire.read_events([]).is_ended
+
+
+def test_each_format_has_a_name_of_its_own() -> None:
+    assert [wire.name for wire in WIRES] == ["chat_completions", "responses", "anthropic_messages"]
+
+
 @pytest.mark.parametrize(("wire", "line"), ENDS)
 @pytest.mark.parametrize("before", [b"", b"data: {}\n\n", b"data: {}\r\r", b"data: {}\r\n\r\n"])
 def test_the_end_is_found_at_the_beginning_of_a_line(wire: Format, line: bytes, before: bytes) -> None:
@@ -98,6 +109,24 @@ def _search_pieces(wire: Format, stream: bytes, size: int) -> bool:
 @pytest.mark.parametrize(("wire", "line"), ENDS)
 def test_no_end_is_longer_than_its_stated_reach(wire: Format, line: bytes) -> None:
     assert len(b"\n" + line + b"\n") <= MARKER_REACH
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "data",
+    ["", "null", "7", "[]", '"text"', "{", '{"a":}', "[" * 100_000, '{"a":' * 100_000, '{"a":' * 300 + "1" + "}" * 300],
+)
+def test_data_that_is_no_usable_object_is_passed_over(wire: Format, data: str) -> None:
+    answer = wire.read_events(read_events(f"data: {data}\n\n".encode()))
+    assert answer == wire.read_events([])
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "9" * 40, '"\\ud800"'])
+def test_values_that_strict_parsers_refuse_do_not_cost_the_event(wire: Format, number: str) -> None:
+    answer = wire.read_events(read_events(f'data: {{"error":{{"message":"m","odd":{number}}}}}\n\n'.encode()))
+    assert answer.error == "m"
+    json.dumps(answer.value)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -294,12 +323,25 @@ def test_events_whose_members_are_of_any_kind(wire: Format, data: st.DataObject)
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@given(st.binary())
+def test_any_bytes(wire: Format, stream: bytes) -> None:
+    check(wire, wire.read_events(read_events(stream)))
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 60), st.binary(max_size=6)), max_size=6))
 def test_a_garbled_stream(wire: Format, changes: list[tuple[int, int, bytes]]) -> None:
     stream = STREAMS[wire.name]
     for start, length, put in changes:
         stream = stream[:start] + put + stream[start + length :]
     check(wire, wire.read_events(read_events(stream)))
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@given(st.permutations(range(16)))
+def test_a_stream_in_another_order(wire: Format, order: list[int]) -> None:
+    events = list(read_events(STREAMS[wire.name]))
+    check(wire, wire.read_events(events[i] for i in order if i < len(events)))
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)

@@ -11,6 +11,7 @@ from proxy.wire.headers import (
     allows_cross_origin,
     drop_beta,
     find_credential,
+    find_header,
     forward_request,
     forward_response,
     has_rate_limits,
@@ -49,6 +50,19 @@ def test_hop_by_hop_fields_go_on_in_neither_direction(name: bytes) -> None:
     assert list(forward_response(field(name))) == []
 
 
+@pytest.mark.parametrize("forward", [forward_request, forward_response])
+def test_fields_that_connection_names_go_on_in_neither_direction(forward: object) -> None:
+    headers: Headers = (
+        (b"connection", b"close, X-Secret-Hop"),
+        (b"x-secret-hop", b"1"),
+        (b"connection", b" x-other "),
+        (b"x-other", b"2"),
+        (b"x-kept", b"3"),
+    )
+    assert callable(forward)
+    assert list(forward(headers)) == [(b"x-kept", b"3")]
+
+
 @pytest.mark.parametrize("name", [b"host", b"content-length", b"expect", b"x-palimpsest-session", b"x-palimpsest-mode"])
 def test_what_the_sender_sets_anew_and_what_is_ours_stays_here(name: bytes) -> None:
     assert list(forward_request(field(name))) == []
@@ -58,6 +72,16 @@ def test_what_the_sender_sets_anew_and_what_is_ours_stays_here(name: bytes) -> N
 def test_everything_else_goes_on_known_or_not(name: bytes) -> None:
     assert list(forward_request(field(name))) == list(field(name))
     assert list(forward_response(field(name))) == list(field(name))
+
+
+def test_the_order_and_the_doubles_of_fields_are_kept() -> None:
+    headers: Headers = ((b"b", b"1"), (b"a", b"2"), (b"b", b"3"))
+    assert tuple(forward_request(headers)) == headers
+    assert forward_response(headers) == headers
+
+
+def test_the_length_of_an_answer_goes_on() -> None:
+    assert forward_response(((b"content-length", b"7"),)) == ((b"content-length", b"7"),)
 
 
 @pytest.mark.parametrize("name", [b"x-palimpsest-session", b"x-palimpsest-", b"x-palimpsest-new"])
@@ -70,6 +94,17 @@ def test_no_credential_and_no_unknown_field_rests_in_the_log(name: bytes) -> Non
     assert select_stored(field(name)) == ()
 
 
+@pytest.mark.parametrize("name", [*KNOWN_TO_MATTER, b"content-type", b"content-encoding", b"x-palimpsest-mode"])
+def test_the_listed_fields_rest_in_the_log(name: bytes) -> None:
+    assert select_stored(field(name)) == field(name)
+
+
+def test_the_first_value_of_a_field_is_found_and_an_absent_one_is_empty() -> None:
+    headers: Headers = ((b"a", b"1"), (b"b", b"2"), (b"b", b"3"))
+    assert find_header(headers, b"b") == b"2"
+    assert find_header(headers, b"c") == b""
+
+
 @pytest.mark.parametrize("name", CREDENTIALS)
 def test_a_credential_is_found_in_each_field_that_carries_one(name: bytes) -> None:
     assert is_credential(name)
@@ -78,6 +113,11 @@ def test_a_credential_is_found_in_each_field_that_carries_one(name: bytes) -> No
 
 def test_an_empty_credential_does_not_hide_the_next_one() -> None:
     assert find_credential(((b"authorization", b""), (b"x-api-key", b"secret"))) == b"secret"
+
+
+def test_other_fields_carry_no_credential() -> None:
+    assert not is_credential(b"content-type")
+    assert find_credential(field(b"content-type")) == b""
 
 
 @pytest.mark.parametrize(
@@ -215,6 +255,27 @@ def read(**fields: str) -> RateLimitHeaders:
     return read_rate_limits(tuple((k.replace("_", "-").encode(), v.encode()) for k, v in fields.items()), NOW_MS)
 
 
+def test_as_openai_says_it() -> None:
+    told = read(
+        x_ratelimit_remaining_requests="59",
+        x_ratelimit_remaining_tokens="149984",
+        x_ratelimit_reset_requests="1s",
+        x_ratelimit_reset_tokens="6m0.5s",
+    )
+    assert told == RateLimitHeaders(149984, 59, 360.5, 1.0)
+
+
+def test_as_anthropic_says_it() -> None:
+    told = read(
+        anthropic_ratelimit_requests_remaining="49",
+        anthropic_ratelimit_requests_reset="2023-11-14T22:13:30Z",
+        anthropic_ratelimit_tokens_remaining="90000",
+        anthropic_ratelimit_input_tokens_remaining="40000",
+        anthropic_ratelimit_tokens_reset="2023-11-14T22:14:20Z",
+    )
+    assert told == RateLimitHeaders(40000, 49, 60.0, 10.0)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -235,9 +296,17 @@ def test_when_to_ask_again(text: str, seconds: float | None) -> None:
     assert read(retry_after=text).retry_after == seconds
 
 
+def test_milliseconds_are_more_exact() -> None:
+    assert read(retry_after="2", retry_after_ms="1500").retry_after == 1.5
+
+
 @pytest.mark.parametrize("text", ["1700000030", "1700000030000"])
 def test_a_time_may_be_given_in_seconds_or_milliseconds_since_1970(text: str) -> None:
     assert read(x_ratelimit_remaining="0", x_ratelimit_reset=text) == RateLimitHeaders(requests=0, requests_reset=30.0)
+
+
+def test_what_is_no_number_says_nothing() -> None:
+    assert read(x_ratelimit_remaining_tokens="lots", x_ratelimit_remaining_requests="1e9") == RateLimitHeaders()
 
 
 def test_only_what_tells_of_limits_is_to_be_read() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from proxy.wire import FORMATS, identity
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.body import ByteRange
+from proxy.wire.body import ByteRange, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
-from proxy.wire.identity import FORM_SIZE, Item, count_preamble
+from proxy.wire.identity import FORM_SIZE, Item, collapse, count_preamble, digest_form, normalize_values, weigh
 from proxy.wire.json_values import load_json
 from proxy.wire.responses import Responses
 from tests.support.echoes import read, read_one
@@ -29,9 +29,76 @@ def test_the_leading_system_messages_are_the_preamble() -> None:
     assert [count_preamble(items[start:]) for start in range(5)] == [2, 1, 0, 1, 0]
 
 
+@each_wire
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+def test_all_messages_have_one_and_the_same_role_object(wire: Format, role: str) -> None:
+    messages = [{"role": role, "content": content} for content in ("hello", "there")]
+    content = json.dumps({wire.items_key: messages}).encode()
+    split = split_body(content, wire.items_key)
+    assert split is not None
+    one, other = (item.role for item in wire.read_items(content, split.items))
+    assert one is other
+    one, other = (wire.parse_structure(content[span.start : span.end]).role for span in split.items)
+    assert one is other
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("w", "a", "b"), ("w", "ab", "")),
+        (("w", "a"), ("w", b"a")),
+        (("w", None), ("w", "")),
+        (("w", ("a", "b")), ("w", "a", "b")),
+        (("w", "\ud800"), ("w", "\udfff")),
+        (("w", "\ud800"), ("w", b"\\ud800")),
+        (("w", "\ud800", None), ("w", "\ud800", "None")),
+        (("w", True), ("w", None)),
+    ],
+)
+def test_forms_that_differ_have_different_hashes(one: tuple[object, ...], other: tuple[object, ...]) -> None:
+    assert digest_form(one) != digest_form(other)
+    assert len(digest_form(one)) == len(digest_form(other)) == FORM_SIZE
+
+
 def test_forms_are_the_same_for_ever() -> None:
     """They rest in the log: change one only with a new name for the wire's forms."""
     assert [read_one(wire, HELLO).form.hex() for wire in WIRES] == FOR_EVER
+
+
+def test_wires_do_not_share_forms() -> None:
+    for value in (HELLO, 7, {"role": 7}):
+        assert len({read_one(wire, value).form for wire in WIRES}) == len(WIRES)
+    assert len({wire.read_items(b"nul", [ByteRange(0, 3)])[0].form for wire in WIRES}) == len(WIRES)
+
+
+def test_nothing_one_text_and_several_parts_collapse() -> None:
+    assert [collapse([]), collapse(["a"]), collapse(["a", "b"]), collapse([b"a"])] == [None, "a", ["a", "b"], [b"a"]]
+
+
+def test_weight_is_text_and_bytes_and_the_last_of_a_tuple() -> None:
+    assert weigh(["ab", b"c", ("name", "id", ["d", ("x", None)]), None]) == 4
+
+
+def test_parts_already_decoded() -> None:
+    texts, dropped = frozenset({"text"}), frozenset({"thinking"})
+    parts = [{"type": "text", "text": "a"}, {"type": "text"}, {"type": "thinking"}, {"type": "odd", "x": 1.5}, "b"]
+    assert normalize_values(parts, texts, dropped) == ["a", b'{"type":"odd","x":1.5}', b'"b"']
+    assert [normalize_values(value, texts) for value in ("a", "", None, 7)] == [["a"], [], [], [("whole", b"7")]]
+
+
+@each_wire
+def test_items_are_read_alike_together_one_by_one_and_from_the_middle(wire: Format) -> None:
+    odd = [HELLO, 7, {"role": "user", "content": "\ud800"}, {"role": "user", "content": 1.5}, HELLO]
+    for values in (odd, [HELLO] * 3, [HELLO, {"role": "assistant", "content": [{"type": "image", "x": 1}]}]):
+        alone = [read_one(wire, value) for value in values]
+        assert read(wire, [json.dumps(value) for value in values]) == alone
+        body = json.dumps({wire.items_key: values, "model": "m"}).encode()
+        split = split_body(body, wire.items_key)
+        assert split is not None
+        for start in range(len(values)):
+            assert wire.read_items(body, split.items[start:]) == alone[start:]
+        assert wire.read_items(body, split.items[::2]) == alone[::2]
+        assert wire.read_items(body, split.items[::-1]) == alone[::-1]
 
 
 DEEP = ["[" * 100_000 + "]" * 100_000, '{"role":"user","content":' * 50_000 + "1" + "}" * 50_000]
@@ -47,6 +114,12 @@ def test_what_is_no_json_or_too_deep_is_known_by_its_bytes(wire: Format, raw: by
     assert (one.role, one.calls, one.results, one.weight) == ("", (), (), len(raw))
 
 
+@each_wire
+def test_a_member_that_does_not_count_may_be_deep(wire: Format) -> None:
+    raw = json.dumps(HELLO)[:-1].encode() + b',"odd":' + b"[" * 200 + b"]" * 200 + b"}"
+    assert wire.read_items(raw, [ByteRange(0, len(raw))])[0].form == read_one(wire, HELLO).form
+
+
 def test_a_part_too_deep_makes_its_message_known_by_its_bytes() -> None:
     forms = []
     for end in ("1", "2", "1.0"):
@@ -55,6 +128,13 @@ def test_a_part_too_deep_makes_its_message_known_by_its_bytes() -> None:
         assert (item.role, item.weight) == ("user", len(part) + 28)
         forms.append(item.form)
     assert len(set(forms)) == 3
+
+
+def test_another_shape_keeps_its_role_and_weighs_its_bytes() -> None:
+    item = read_one(ChatCompletions(), {"role": "developer", "content": 1.0})
+    assert (item.role, item.weight) == ("system", len('{"content":1,"role":"developer"}'))
+    odd = read_one(ChatCompletions(), {"role": "function", "content": [float("inf"), "\ud800"]})
+    assert (odd.role, odd.weight) == ("tool", len('{"role": "function", "content": [Infinity, "\\ud800"]}'))
 
 
 def test_an_answer_too_deep_to_write_is_known_for_nothing() -> None:

@@ -32,6 +32,10 @@ def test_what_a_model_reads_is_counted_and_nothing_else(message: object, text: s
     assert read(message) == CountedContent(text, (), 3)
 
 
+def test_a_name_costs_a_token_more() -> None:
+    assert read({"role": "user", "name": "ann", "content": "x"}) == CountedContent("user\nann\nx", (), 4)
+
+
 REFERRED = Medium("image", reference="https://x/y.png")
 
 
@@ -44,6 +48,10 @@ def test_media_are_no_text() -> None:
 def test_what_is_no_json_or_too_deep_counts_as_it_stands(raw: bytes) -> None:
     assert CHAT.decode_message(raw).content.text == raw.decode(errors="replace")
     assert read_counted_tools(raw) == CountedContent("")
+
+
+def test_numbers_no_float_holds_are_counted() -> None:
+    assert "1e400" in CHAT.decode_message(b'{"content":1e400}').content.text.lower()
 
 
 NAMES = st.text(max_size=8) | st.sampled_from(["type", "input", "properties"])
@@ -88,6 +96,27 @@ def test_tools_cost_by_openais_rule() -> None:
     assert found.frame == 7 + 3 + 3 + 3 + (-3 + 3 * 3) + 12
 
 
+def test_schemas_inside_schemas_count_too() -> None:
+    inner = {"properties": {"x": {"type": "number"}}}
+    schema = {
+        "properties": {"list": {"type": "array", "items": inner}, "any": True},
+        "$defs": {"d": inner},
+        "anyOf": [inner],
+    }
+    found = read_counted_tools(json.dumps([{"name": "f", "description": "d", "input_schema": schema}]).encode())
+    assert found.text.count("x:number:") == 3
+    assert "any:true" in found.text
+    assert found.frame == 7 + 3 + 2 * 3 + 3 * (3 + 3) + 12
+
+
+def test_a_tool_without_a_schema_counts_as_its_json() -> None:
+    assert read_counted_tools(b'[{"type":"web_search"}]') == CountedContent('{"type":"web_search"}', (), 19)
+
+
+def test_no_tools_cost_nothing() -> None:
+    assert read_counted_tools(b"[]") == CountedContent("")
+
+
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(9)
 SOF = b"\xff\xc0\0\x11\x08" + (480).to_bytes(2, "big") + (640).to_bytes(2, "big") + bytes(9)
 JPEG = b"\xff\xd8" + b"\xff\xe0\0\x10" + bytes(14) + b"\xff\xc4\0\x04\0\0" + SOF
@@ -106,6 +135,17 @@ def encode(content: bytes) -> str:
 @pytest.mark.parametrize("head", [PNG, JPEG, GIF, LOSSY, LOSSLESS, EXTENDED])
 def test_every_format_tells_its_size(head: bytes) -> None:
     assert read_image_size(head) == (640, 480)
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"BM", PNG[:20], JPEG[:12], GIF[:8], LOSSY[:20], b"\xff\xd8\xff\xc4\0\x04\0\0\0\0\0"]
+)
+def test_what_is_cut_or_unknown_has_no_size(head: bytes) -> None:
+    assert read_image_size(head) == (0, 0)
+
+
+def test_a_size_no_picture_has_is_none() -> None:
+    assert read_image_size(PNG[:16] + b"\xff\xff\xff\xff" + PNG[20:]) == (0, 0)
 
 
 @given(

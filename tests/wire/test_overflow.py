@@ -281,6 +281,11 @@ def test_every_spelling_is_read(value: Any, overflow: Overflow) -> None:
     assert read(value) == overflow
 
 
+@pytest.mark.parametrize("value", [each for each, _ in REFUSALS if "error" in each and isinstance(each["error"], dict)])
+def test_an_error_in_place_of_an_answer_is_read(value: Any) -> None:
+    assert read(value, 200) == read(value) == read(value, 500) == read(value, 424) == read(value, 503)
+
+
 @pytest.mark.parametrize(
     ("overflow", "is_cured"),
     [
@@ -348,10 +353,20 @@ def test_a_body_too_large_is_one_whatever_it_says() -> None:
     assert read(error(ANTHROPIC), 413) == Overflow(200000, 210266)
 
 
+def test_a_refusal_in_plain_text_is_read() -> None:
+    assert read_overflow(400, (), ANTHROPIC.encode()) == Overflow(200000, 210266)
+    assert read_overflow(200, (), ANTHROPIC.encode()) is None
+
+
 def test_a_compressed_refusal_is_read() -> None:
     packed = gzip.compress(json.dumps(error(ANTHROPIC)).encode())
     assert read_overflow(400, ((b"content-encoding", b"gzip"),), packed) == Overflow(200000, 210266)
     assert read_overflow(400, ((b"content-encoding", b"br"),), packed) is None
+
+
+def test_numbers_that_no_window_has_are_not_read() -> None:
+    assert read(error(f"prompt is too long: {'9' * 9000} tokens > 200000 maximum")) == Overflow()
+    assert read(error(OPENAI.format("you requested 5 tokens (9 in the completion)"))) == Overflow(8192, 0, 9)
 
 
 def event(value: Any, name: str = "") -> bytes:
@@ -441,6 +456,12 @@ def test_a_stream_that_has_only_opened_is_undecided(stream: bytes) -> None:
 def test_reading_is_total(status: int, value: Any, name: str) -> None:
     assert read({name: value}, status) in (None, Overflow(is_status=True))
     assert read_stream_start(event({name: value})) in ("content", "undecided")
+
+
+@given(st.binary())
+def test_any_bytes_are_read(content: bytes) -> None:
+    assert read_overflow(400, (), content) == (None if content.strip() else Overflow(is_guess=True))
+    assert read_stream_start(content) in ("content", "undecided")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,12 @@ def test_what_cannot_be_read_is_its_own_text(wire: str, raw: bytes, said: str) -
     assert FORMATS[wire].parse_message(raw) == Message("", said)
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_of_what_is_too_deep_the_role_is_known(wire: str) -> None:
+    raw = b'{"role":"user","content":%b"x"%b}' % (b"[" * 300, b"]" * 300)
+    assert FORMATS[wire].parse_message(raw) == Message("user", raw.decode())
+
+
 _keys = st.sampled_from(
     ["role", "content", "tool_calls", "type", "id", "call_id", "output", "refusal", "function_call"]
 )
@@ -184,10 +190,24 @@ def test_reasoning_that_has_no_spelling_is_some() -> None:
     assert FORMATS[CHAT].parse_structure(raw).reasoning
 
 
+def test_an_empty_thought_is_none() -> None:
+    assert read(CHAT, {"role": "assistant", "content": "x", "reasoning_content": None}) == MessageStructure("assistant")
+
+
 @pytest.mark.parametrize("raw", [b"", b"1", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"null"])
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_cannot_be_read_is_a_flaw(wire: str, raw: bytes) -> None:
     assert FORMATS[wire].parse_structure(raw) == MessageStructure("", flaws=("unreadable",))
+
+
+_structure_keys = st.sampled_from(
+    ["role", "content", "tool_calls", "type", "id", "call_id", "tool_call_id", "cache_control", "text"]
+)
+
+
+@given(st.sampled_from(WIRES), st.dictionaries(_structure_keys, values))
+def test_reading_is_total(wire: str, message: dict[str, Any]) -> None:
+    assert isinstance(read(wire, message), MessageStructure)
 
 
 def test_markers_are_found_to_the_depth_that_a_wire_has() -> None:
@@ -196,6 +216,12 @@ def test_markers_are_found_to_the_depth_that_a_wire_has() -> None:
         deep = {"content": [deep]}
     assert read_markers([deep, MARKED, {"content": [{"content": [MARKED]}]}, {"cache_control": None}]) == ("1h", "1h")
     assert read_markers("x") == ()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_part_whose_type_is_no_word_is_of_no_kind(wire: str) -> None:
+    assert read(wire, {"role": "system", "content": [{"type": []}, {"type": {}}]}).role == "system"
+    assert read(wire, {"role": "user", "content": [CALL, {"type": []}]}).role == "user"
 
 
 @pytest.mark.parametrize(

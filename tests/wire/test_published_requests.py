@@ -80,6 +80,11 @@ def tell(form: Format, body: bytes, split: SplitBody) -> list[str]:
     ]
 
 
+def test_there_are_many_of_both() -> None:
+    for file in _WIRES:
+        assert sum(name.startswith(file) for name in PUBLISHED) >= 35
+
+
 @every_request
 def test_it_is_split_into_its_items_and_joined_to_the_same_bytes(name: str) -> None:
     published = PUBLISHED[name]

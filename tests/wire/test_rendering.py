@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,19 +11,22 @@ from hypothesis import strategies as st
 
 from proxy.model.card import CacheTerms
 from proxy.model.epoch import Edit, Kept, Replaced, Written
+from proxy.model.messages import BESIDE
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import (
     MarkedRequest,
     add_markers,
     apply,
+    change_items,
     lower_output,
     place_marker,
     reach_user,
     render,
 )
+from proxy.wire.validity import Rules, Splice, find_faults, judge_history
 from tests.support.echoes import spell, values
-from tests.support.valid_histories import WIRES
+from tests.support.valid_histories import WIRES, steps, write
 
 CHAT, ANTHROPIC, RESPONSES = WIRES
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -113,6 +117,21 @@ def test_only_the_words_are_replaced(wire: str, message: Any, replaced: Any) -> 
     assert replace(wire, message) == replaced
 
 
+@pytest.mark.parametrize(("said", "kept"), [("Use tabs.", [text("Use tabs.")]), ("", [])])
+def test_one_text_stands_for_those_beside_results(said: str, kept: list[Any]) -> None:
+    parts = [result("old"), result("other", "t2"), text("a"), IMAGE, text("b")]
+    edit = Replaced(0, "new\nother", "tombstone", (("t1", "new"), (BESIDE, said)))
+    (raw,) = render(FORMATS[ANTHROPIC], [edit], [json.dumps({"role": "user", "content": parts}).encode()])
+    assert json.loads(raw) == {"role": "user", "content": [result("new"), result("other", "t2"), *kept]}
+
+
+def test_a_tombstone_stands_for_the_images_of_a_turn_too() -> None:
+    message = {"role": "user", "content": [IMAGE, text("a"), IMAGE], "name": "x"}
+    edits = [Replaced(0, "new", "tombstone")]
+    (rendered,) = render(FORMATS[CHAT], edits, [json.dumps(message).encode()])
+    assert json.loads(rendered) == {"role": "user", "content": [text("new")], "name": "x"}
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -156,6 +175,33 @@ def test_the_input_of_a_tool_stays_an_object() -> None:
     assert shown == [text("I w…"), {**use, "input": json.loads(NEW)}, other]
 
 
+@pytest.mark.parametrize(
+    ("item", "member"),
+    [
+        ({"type": "function_call", "id": "fc", "call_id": "a", "name": "write", "arguments": "{}"}, "arguments"),
+        ({"type": "custom_tool_call", "id": "ct", "call_id": "a", "name": "patch", "input": "*** Begin"}, "input"),
+        ({"type": "function_call", "call_id": "b", "name": "write", "arguments": "{}"}, ""),
+        ({"type": "local_shell_call", "call_id": "a", "action": {"command": ["ls"]}}, ""),
+    ],
+)
+def test_arguments_of_an_item(item: Any, member: str) -> None:
+    assert change(RESPONSES, item) == item | ({member: NEW} if member else {})
+    assert change(RESPONSES, item, "words") == change(RESPONSES, item)
+
+
+def test_each_of_several_results_is_replaced_by_itself() -> None:
+    results: list[dict[str, Any]] = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "old", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "b", "content": [text("old"), IMAGE]},
+        {"type": "tool_result", "tool_use_id": "c", "content": [text("kept"), IMAGE]},
+    ]
+    edit = Replaced(0, "new a\nnew b\nkept", "tombstone", (("a", "new a"), ("b", "new b")))
+    raw = json.dumps({"role": "user", "content": [*results, text("and go on"), text("long " * 4000)]}).encode()
+    changed = [{**results[0], "content": "new a"}, {**results[1], "content": [text("new b")]}, results[2]]
+    shown = json.loads(render(FORMATS[ANTHROPIC], [edit], [raw])[0])
+    assert shown == {"role": "user", "content": [*changed, text("and go on")]}
+
+
 def test_everything_else_of_a_replaced_message_keeps_its_bytes() -> None:
     raw = b'{ "x":1e2 , "content" : "o\\u006cd", "y":"\\u0065" }'
     assert render(FORMATS[CHAT], [Replaced(0, "né", "file")], [raw]) == (raw.replace(b'"o\\u006cd"', '"né"'.encode()),)
@@ -175,6 +221,12 @@ def test_a_message_of_ours(wire: str, role: Any, message: Any) -> None:
     assert json.loads(rendered) == message
 
 
+def test_edits_come_in_their_order_and_what_is_kept_has_its_bytes() -> None:
+    messages = [b'{ "role":"user", "content":"%d" }' % i for i in range(4)]
+    rendered = render(FORMATS[CHAT], [Kept(0), Written("w", 1, 3), Kept(2)], messages)
+    assert rendered == (messages[0], b'{"role":"user","content":"w"}', messages[2])
+
+
 def test_neighbours_of_a_strict_template_are_joined() -> None:
     kept = b'{"role":"user","content":[{"type":"text","text":"k"}]}'
     messages = [USER % b"a", b'{"role":"assistant","content":"b"}', kept, b'{"role":"user","name":"n","content":"d"}']
@@ -185,6 +237,29 @@ def test_neighbours_of_a_strict_template_are_joined() -> None:
         {"role": "assistant", "content": "b"},
         {"role": "user", "name": "n", "content": [text("2"), text("k"), text("d")]},
     ]
+
+
+def test_a_message_of_ours_behind_one_of_the_users_is_joined_to_it() -> None:
+    kept = b'{"role":"user","name":"n","content":"k"}'
+    (rendered,) = render(FORMATS[CHAT], [Kept(0), Written("w", 1, 2)], [kept], is_alternating=True)
+    assert json.loads(rendered) == {"role": "user", "name": "n", "content": [text("k"), text("w")]}
+
+
+def test_the_users_own_neighbours_are_not_joined() -> None:
+    messages = [USER % b"a", USER % b"b", b'{"role":"user"}']
+    assert render(FORMATS[CHAT], [Kept(0), Kept(1)], messages, is_alternating=True) == tuple(messages[:2])
+    (rendered,) = render(FORMATS[CHAT], [Written("w", 0, 0), Kept(2)], messages, is_alternating=True)
+    assert json.loads(rendered) == {"role": "user", "content": [text("w")]}
+
+
+def test_a_message_of_ours_at_the_end_reaches_for_the_users_next() -> None:
+    messages = [USER % b"a", USER % b"b", b'{"role":"assistant","content":"c"}']
+    ours = (Kept(0), Written("w", 0, 1))
+    assert reach_user(FORMATS[CHAT], ours, 1, messages) == ((*ours, Kept(1)), 2)
+    assert reach_user(FORMATS[CHAT], ours, 2, messages) == (ours, 2)
+    assert reach_user(FORMATS[CHAT], ours, 3, messages) == (ours, 3)
+    assert reach_user(FORMATS[CHAT], ours[:1], 1, messages) == (ours[:1], 1)
+    assert reach_user(FORMATS[CHAT], (), 0, messages) == ((), 0)
 
 
 def test_a_user_message_that_becomes_one_with_ours_reaches_the_next_too() -> None:
@@ -240,6 +315,12 @@ def test_a_marker_goes_where_one_is_taken(last: Any) -> None:
     hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     assert (json.loads(first), second) == ({"role": "user", "content": [text("a") | hour]}, rendered[1])
     assert place_marker(FORMATS[ANTHROPIC], rendered[1:], ["1h"]) == rendered[1:]
+
+
+def test_nothing_is_marked_where_nothing_was_lost_or_no_marker_is_known() -> None:
+    rendered = (USER % b"a",)
+    assert place_marker(FORMATS[ANTHROPIC], rendered, []) is rendered
+    assert place_marker(FORMATS[RESPONSES], rendered, ["5m"]) is rendered
 
 
 def split(content: bytes, key: str = "messages") -> SplitBody:
@@ -331,6 +412,19 @@ def test_a_message_that_takes_no_marker_is_left_as_it_is(content: Any) -> None:
     assert add_markers(form, body, before, preamble=1, through=1, kept=CacheTerms(), lost=[]) == before
 
 
+def test_a_message_that_is_sent_in_other_bytes_keeps_them_under_a_marker() -> None:
+    items = [{"role": role, "content": "a"} for role in ("system", "user", "assistant")]
+    body, form = split(json.dumps({"messages": items}).encode()), FORMATS[CHAT]
+    before = MarkedRequest((USER % b"ledger",), {1: b'{"role":"assistant","content":"changed"}'})
+    sent = add_markers(form, body, before, preamble=1, through=1, kept=CacheTerms(), lost=[])
+    messages = json.loads(apply(body, 1, 1, sent.rendered, sent.changed))["messages"]
+    assert messages == [
+        mark(items[0], "5m"),
+        mark(json.loads(USER % b"ledger"), "5m"),
+        mark(items[2] | {"content": "changed"}, "5m"),
+    ]
+
+
 @given(
     st.lists(st.sampled_from(["5m", "1h"]), max_size=4),
     st.lists(st.integers(0, 7), min_size=4, max_size=4, unique=True),
@@ -408,6 +502,24 @@ def test_output_is_not_lowered_below_what_thinking_may_take(budget: str, asked: 
     assert lower_output(split(body), 5000) == raw % (asked, budget.encode())
 
 
+@given(st.sampled_from(WIRES), steps, st.data())
+def test_a_replaced_message_has_the_shape_of_the_clients(wire: str, plan: list[str | int], data: Any) -> None:
+    messages = [json.dumps(message).encode() for message in write(wire, plan)]
+    structures = [FORMATS[wire].parse_structure(raw) for raw in messages]
+    places = [i for i, structure in enumerate(structures) if structure.role in ("tool", "user")][:-3]
+    chosen = data.draw(st.sets(st.sampled_from(places))) if places else set()
+    edits = [Replaced(i, "new", "tombstone") if i in chosen else Kept(i) for i in range(len(messages))]
+    rendered = render(FORMATS[wire], edits, messages)
+    assert all(rendered[i] == messages[i] for i in range(len(messages)) if i not in chosen)
+    assert all(FORMATS[wire].parse_message(rendered[i]).text.startswith("new") for i in chosen)
+    assert [without_words(FORMATS[wire].parse_structure(raw)) for raw in rendered] == list(
+        map(without_words, structures)
+    )
+    history = judge_history(structures, is_itemised=wire == RESPONSES)
+    splices = [Splice(i, i + 1, (FORMATS[wire].parse_structure(rendered[i]),)) for i in sorted(chosen)]
+    assert find_faults(history, splices, Rules(is_itemised=wire == RESPONSES)) == ()
+
+
 _kinds = st.sampled_from(["message", "function_call_output", "tool_result", "tool_use", "text", "thinking"])
 _parts = st.lists(st.dictionaries(st.sampled_from(["type", "text", "content", "cache_control"]), values | _kinds))
 _messages = st.dictionaries(
@@ -428,6 +540,10 @@ def test_whatever_a_client_sent_is_rendered_as_json(wire: str, message: Any, is_
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_cannot_be_taken_apart_is_sent_as_it_is(wire: str, raw: bytes) -> None:
     assert render(FORMATS[wire], [Replaced(0, "new", "file"), Kept(0)], [raw]) == (raw, raw)
+
+
+def without_words(structure: Any) -> Sequence[Any]:
+    return (structure.role, structure.calls, structure.results, structure.reasoning, structure.markers, structure.flaws)
 
 
 # --- reasoning that is signed ----------------------------------------------------------------------------------------
@@ -513,6 +629,14 @@ def test_thinking_that_no_assistant_sent_keeps_its_bytes(raw: bytes) -> None:
 def test_items_have_no_signed_reasoning_yet() -> None:
     raw = json.dumps({"role": "assistant", "content": [THOUGHT]}).encode()
     assert FORMATS[RESPONSES].strip_reasoning(raw) is raw
+
+
+def test_items_are_changed_where_they_stand_and_all_other_bytes_stay() -> None:
+    split = split_body(b'{"messages": [ 0, 1 ,2,  3], "n": 1}', "messages")
+    assert split is not None
+    assert change_items(split, 1, {0: b"a", 2: b"c"}) == b'{"messages": [ 0, a ,2,  c], "n": 1}'
+    assert change_items(split, 0, {}) == split.content
+    assert apply(split, 0, 2, (b"x",), {3: b"d"}) == b'{"messages": [ x ,2,  d], "n": 1}'
 
 
 def test_several_items_are_replaced_by_others_whatever_else_changes_in_them() -> None:

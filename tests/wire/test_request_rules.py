@@ -51,6 +51,12 @@ def test_what_a_leading_message_says_need_not_be_said_again(leading: int, *, nee
 LONG = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
+def test_markers_of_leading_messages_count() -> None:
+    messages = [{"content": [LONG]}, {"content": "a", **MARK}, {"content": "b", **MARK}]
+    body = split(messages=messages, tools=[LONG])
+    assert FORMATS["chat_completions"].read_rules(body, 2).markers == ("1h", "1h", "5m")
+
+
 @pytest.mark.parametrize(
     ("members", "leading", "terms"),
     [
@@ -71,6 +77,23 @@ LONG = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 )
 def test_a_request_states_how_it_is_to_be_cached(members: dict[str, Any], leading: int, terms: CacheTerms) -> None:
     assert FORMATS["chat_completions"].read_cache_terms(split(**members), leading) == terms
+
+
+def test_markers_of_messages_come_before_that_of_the_request() -> None:
+    terms = FORMATS["chat_completions"].read_cache_terms(split(**MARK), 0, ["1h"])
+    assert terms.messages == terms.markers == ("1h", "5m")
+
+
+def test_what_an_upstream_demands() -> None:
+    assert FORMATS["chat_completions"].read_rules(split(), is_alternating=True) == Rules(is_alternating=True)
+
+
+def test_a_member_that_cannot_be_read_says_nothing() -> None:
+    body = split_body(b'{"tools":[1e400,"\\ud800"],"response_format":{"type":"json_object"}}', "messages")
+    broken = split_body(b'{"response_format":"\xff"}', "messages")
+    assert body is not None and broken is not None
+    assert FORMATS["chat_completions"].read_rules(body) == Rules(needs_json=True)
+    assert FORMATS["chat_completions"].read_rules(broken) == Rules()
 
 
 CHAT, ANTHROPIC, RESPONSES = WIRES
@@ -209,6 +232,16 @@ def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_message_that_only_looks_managed(wire: str, message: Any) -> None:
     assert FORMATS[wire].find_management(split_messages(wire, [message])) == ""
+
+
+def test_of_several_members_the_first_in_our_order_is_named() -> None:
+    body = split_messages(RESPONSES, [], store=True, background=True, truncation="auto")
+    assert FORMATS[RESPONSES].find_management(body) == "the request has truncation"
+
+
+def test_chat_completions_have_no_compaction() -> None:
+    message = {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}
+    assert FORMATS[CHAT].find_management(split_messages(CHAT, [message])) == ""
 
 
 @pytest.mark.parametrize("is_alternating", [False, True])

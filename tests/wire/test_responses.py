@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.responses import Responses
-from proxy.wire.streams import read_events
+from proxy.wire.streams import ServerEvent, read_events
 
 WIRE = Responses()
 
@@ -137,10 +137,37 @@ def test_a_cut_stream_is_its_items_as_far_as_they_came() -> None:
     assert answer == Answer(value={**BEGUN, "output": open_items}, finish="", is_ended=False)
 
 
+@pytest.mark.parametrize("line_end", [b"\r", b"\r\n"])
+def test_line_ends_do_not_matter(line_end: bytes) -> None:
+    assert WIRE.read_events(read_events(write(*STREAM).replace(b"\n", line_end))) == read(*STREAM)
+
+
 def test_a_stream_cut_inside_a_character_loses_that_event_only() -> None:
     stream = write(*STREAM)
     answer = WIRE.read_events(read_events(stream[: stream.index("€".encode()) + 1]))
     assert output(answer)[1]["content"] == [{**OPEN_TEXT, "text": "It is "}]
+
+
+def test_an_item_that_is_done_replaces_what_was_put_together() -> None:
+    done = {**MESSAGE, "content": [{"type": "output_text", "text": "It is 43."}]}
+    assert output(read(*STREAM, event("output_item.done", output_index=1, item=done)))[1] == done
+
+
+def test_a_stream_that_ends_without_its_items_is_given_those_that_came() -> None:
+    bare = {**WHOLE, "output": []}
+    answer = read(*STREAM, event("output_item.done", output_index=1, item=MESSAGE), event("completed", response=bare))
+    assert answer.is_ended
+    assert output(answer)[:2] == [REASONING, MESSAGE]
+
+
+def test_an_output_that_is_null_is_an_empty_one() -> None:
+    assert output(read(event("completed", response={**WHOLE, "output": None}))) == []
+
+
+def test_an_output_that_came_with_the_beginning_stays_where_no_item_follows() -> None:
+    begun = event("created", response={**BEGUN, "output": [CALL]})
+    assert output(read(begun)) == [CALL]
+    assert output(read(begun, *REASONING_EVENTS)) == [REASONING]
 
 
 def test_an_end_without_its_object_is_an_end() -> None:
@@ -170,10 +197,30 @@ def test_the_finish_is_the_reason_or_the_status(fields: dict[str, object], finis
     assert (answer.finish, answer.error, answer.usage) == (finish, error, None)
 
 
+@pytest.mark.parametrize("kind", ["completed", "failed", "incomplete"])
+def test_each_of_three_events_ends_a_stream(kind: str) -> None:
+    assert read(event(kind, response=WHOLE)).is_ended
+    assert not read(event(f"{kind}_partly", response=WHOLE)).is_ended
+
+
+def test_a_failure_says_why() -> None:
+    failed = {**BEGUN, "status": "failed", "error": {"code": "context_length_exceeded", "message": "Too long"}}
+    assert read(event("created", response=BEGUN), event("failed", response=failed)).error == "Too long"
+
+
 def test_an_error_event_is_no_end() -> None:
     answer = read(*STREAM, {"type": "error", "code": "ERR", "message": "Broken", "param": None})
     assert (answer.error, answer.is_ended) == ("Broken", False)
     assert output(answer)[0] == REASONING
+
+
+def test_an_error_inside_another_event_is_not_the_answers() -> None:
+    assert read(event("mcp_call.failed", output_index=0, error={"message": "tool down"})).error == ""
+
+
+def test_events_without_a_type_are_what_their_name_says() -> None:
+    data = json.dumps({"output_index": 0, "item": CALL})
+    assert output(WIRE.read_events([ServerEvent("response.output_item.done", data)])) == [CALL]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +285,16 @@ def test_logprobs_and_annotations_are_put_into_their_part() -> None:
     ]
 
 
+def test_a_part_that_is_done_replaces_its_deltas() -> None:
+    part = {"type": "output_text", "text": "whole", "annotations": []}
+    answer = read(
+        event("output_text.delta", **TEXT_AT, delta="a"),
+        event("content_part.done", **TEXT_AT, part=part),
+        event("content_part.done", **TEXT_AT, part=None),
+    )
+    assert output(answer)[0]["content"] == [part]
+
+
 @pytest.mark.parametrize(
     ("kind", "index", "parts", "part_type"),
     [
@@ -255,6 +312,19 @@ def test_parts_are_added_and_done_by_index(kind: str, index: str, parts: str, pa
     assert output(answer)[0][parts] == [{"type": part_type, "text": "a"}, {"type": part_type, "text": "b"}]
 
 
+def test_a_stream_without_its_beginning_is_still_a_response() -> None:
+    assert read(*REASONING_EVENTS).value == {"object": "response", "output": [REASONING]}
+
+
+def test_parts_that_came_with_their_item_go_on() -> None:
+    item = {"type": "message", "content": [{"type": "output_text", "text": "a"}, "odd"]}
+    answer = read(
+        event("output_item.added", output_index=0, item=item),
+        event("output_text.delta", output_index=0, content_index=0, delta="b"),
+    )
+    assert output(answer) == [{"type": "message", "content": [{"type": "output_text", "text": "ab"}]}]
+
+
 def test_items_without_an_index_are_told_apart_by_id() -> None:
     answer = read(
         event("output_item.added", item={"id": "a", "type": "function_call", "arguments": ""}),
@@ -265,6 +335,25 @@ def test_items_without_an_index_are_told_apart_by_id() -> None:
         event("function_call_arguments.delta", delta="4"),
     )
     assert [(item["id"], item["arguments"]) for item in output(answer)] == [("a", "1"), ("b", "2"), ("c", "34")]
+
+
+def test_ids_that_change_with_every_event_do_not_matter_where_there_is_an_index() -> None:
+    answer = read(
+        event("output_item.added", output_index=0, item={**CALL, "id": "x1", "arguments": ""}),
+        event("function_call_arguments.delta", output_index=0, item_id="x2", delta="{}"),
+        event("output_item.done", output_index=0, item={**CALL, "id": "x3", "arguments": "{}"}),
+    )
+    assert output(answer) == [{**CALL, "id": "x3", "arguments": "{}"}]
+
+
+def test_a_second_item_at_an_index_stands_behind_the_first() -> None:
+    answer = read(
+        event("output_item.added", output_index=1, item={"id": "c"}),
+        event("output_item.added", output_index=0, item={"id": "a"}),
+        event("output_item.added", output_index=0, item={"id": "b"}),
+        event("output_item.added", output_index=0, item={"id": "b", "type": "message"}),
+    )
+    assert output(answer) == [{"id": "a"}, {"id": "b", "type": "message"}, {"id": "c"}]
 
 
 def test_events_of_other_kinds_and_of_odd_types_are_passed_over() -> None:

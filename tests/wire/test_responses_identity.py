@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.wire.body import split_body
 from proxy.wire.responses import Responses
+from proxy.wire.streams import read_events
 from tests.support.echoes import (
     Change,
     Message,
@@ -108,6 +109,15 @@ items = st.one_of(
 def test_an_item_that_comes_back_changed_is_the_same(item: Message, changes: list[Change], random: Random) -> None:
     echo = read(WIRE, [spell(mutate(item, changes, random), random)])
     assert echo == [read_one(WIRE, item)]
+
+
+@given(items, items)
+def test_items_that_differ_have_different_forms(one: Message, other: Message) -> None:
+    said = [
+        json.dumps({**item, "arguments": json.loads(item.get("arguments", "0"))}, sort_keys=True)
+        for item in (one, other)
+    ]
+    assert (read_one(WIRE, one).form == read_one(WIRE, other).form) == (said[0] == said[1])
 
 
 DIFFERENT: list[Any] = [
@@ -209,6 +219,37 @@ def test_a_plain_string_is_one_user_message(member: str) -> None:
     assert split is not None
     assert split.items == ()
     assert WIRE.read_input(split.member("input")) == [read_one(WIRE, {"role": "user", "content": [text("say €")]})]
+
+
+@pytest.mark.parametrize("member", [b"", b"null", b"7", b"[]", b"{}"])
+def test_anything_else_but_an_array_says_nothing(member: bytes) -> None:
+    assert WIRE.read_input(member) == []
+
+
+STREAM = b"""\
+data: {"type":"response.output_item.done","output_index":0,"item":{"type":"reasoning","id":"rs_1","summary":[]}}
+
+data: {"type":"response.output_item.added","output_index":1,"item":{"id":"m","type":"message","role":"assistant"}}
+
+data: {"type":"response.output_text.delta","item_id":"m","output_index":1,"content_index":0,"delta":"on my "}
+
+data: {"type":"response.output_text.delta","item_id":"m","output_index":1,"content_index":0,"delta":"way"}
+
+data: {"type":"response.output_item.added","output_index":2,"item":{"id":"f","type":"function_call","name":"f"}}
+
+data: {"type":"response.output_item.done","output_index":2,"item":{"id":"f","type":"function_call","call_id":"call_1",\
+"name":"f","arguments":"{\\"a\\": 1.0}","status":"completed"}}
+
+data: {"type":"response.completed","response":{"id":"r","status":"completed","output":[]}}
+
+"""
+
+
+def test_an_answer_is_what_its_echo_will_be() -> None:
+    (streamed,) = WIRE.read_reply(WIRE.read_events(read_events(STREAM)).value)
+    assert streamed[0].form == b""
+    assert list(streamed[1:]) == [read_one(WIRE, {"role": "assistant", "content": "on my way"}), read_one(WIRE, call())]
+    assert WIRE.read_reply({"error": {"message": "x"}}) == ()
 
 
 @given(items, st.lists(st.sampled_from(ECHOES), max_size=6), st.randoms(use_true_random=False))

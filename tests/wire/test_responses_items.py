@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.model.epoch import Edit, Kept, Replaced, Written
-from proxy.model.messages import MessageStructure, Stay
+from proxy.model.messages import MessageStructure, Stay, list_led
 from proxy.wire.body import split_body
 from proxy.wire.rendering import detach_items, render
 from proxy.wire.responses import Responses
@@ -41,6 +41,11 @@ def test_what_is_not_known_stays_and_calls_stay_until_they_are_answered(item: An
 def test_what_holds_for_all_that_follows_is_like_a_message_of_the_system(kind: str) -> None:
     item: dict[str, object] = {"type": kind, "reasoning": {"effort": "high"}}
     assert read(item).role == FORM.reader.read_value(item).role == "system"
+
+
+def test_a_trigger_is_no_answer() -> None:
+    trigger: dict[str, object] = {"type": "compaction_trigger"}
+    assert read(trigger).role == FORM.reader.read_value(trigger).role == "user"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +107,22 @@ def led(id: str, *calls: str) -> MessageStructure:
 
 def answer(id: str) -> MessageStructure:
     return MessageStructure("tool", (), (id,))
+
+
+def test_items_behind_reasoning_in_its_turn() -> None:
+    items = [
+        led("m0"),
+        USER,
+        THOUGHT,
+        led("f1", "a"),
+        answer("a"),
+        led("f2", "b"),
+        answer("b"),
+        THOUGHT,
+        led("m1"),
+        USER,
+    ]
+    assert list(list_led([*items, led("m2")])) == [(3, 2), (5, 2), (8, 7)]
 
 
 def test_ids_that_would_lead_to_what_is_gone_are_left_out_up_to_the_next_reasoning() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.exchange import Usage
-from proxy.wire.json_values import MAX_DEPTH, read_count, read_object
+from proxy.wire.json_values import MAX_DEPTH, read_count, read_object, read_objects, read_text
 from proxy.wire.streams import (
     DATA_LINE,
     EVENT_LINE,
@@ -23,6 +23,7 @@ from proxy.wire.streams import (
     read_error,
     read_events,
     read_fields,
+    read_kind,
     set_members,
 )
 
@@ -32,9 +33,45 @@ def test_an_event_is_its_name_and_its_data() -> None:
     assert list(read_events(stream)) == [ServerEvent("message_stop", "{}"), ServerEvent("", "next")]
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
+def test_lines_end_with_cr_lf_or_both(line_end: bytes) -> None:
+    stream = b"event: a\ndata: 1\ndata: 2\n\ndata: 3\n\n".replace(b"\n", line_end)
+    assert list(read_events(stream)) == [ServerEvent("a", "1\n2"), ServerEvent("", "3")]
+
+
+def test_one_space_after_the_colon_is_not_part_of_the_value() -> None:
+    assert list(read_events(b"event:a\ndata:  b\n\n")) == [ServerEvent("a", " b")]
+
+
+def test_comments_and_other_fields_are_passed_over() -> None:
+    stream = b": OPENROUTER PROCESSING\n\nid: 7\nretry: 3\ndata: x\n: ping\ndatax: y\n\n"
+    assert list(read_events(stream)) == [ServerEvent("", "x")]
+
+
+def test_an_event_without_data_is_none_and_leaves_no_name_behind() -> None:
+    assert list(read_events(b"event: ping\n\ndata: x\n\n")) == [ServerEvent("", "x")]
+
+
+def test_a_data_line_without_a_value_counts_as_empty_data() -> None:
+    assert list(read_events(b"data\n\ndata:\ndata:\n\n")) == [ServerEvent("", ""), ServerEvent("", "\n")]
+
+
+def test_a_last_event_without_its_blank_line_counts() -> None:
+    stream = b"data: a\n\nevent: b\ndata: 1\ndata: cut of"
+    assert list(read_events(stream)) == [ServerEvent("", "a"), ServerEvent("b", "1\ncut of")]
+
+
+def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_line() -> None:
+    assert list(read_events("\ufeffdata: a\ufeff\n\n".encode())) == [ServerEvent("", "a\ufeff")]
+
+
 def test_separators_that_only_unicode_calls_line_ends_stay_inside_the_data() -> None:
     text = "a\u2028b\u2029c\x0bd\x0ce\x85f\x1cg"
     assert list(read_events(f"data: {text}\n\n".encode())) == [ServerEvent("", text)]
+
+
+def test_broken_utf8_is_replaced_and_does_not_swallow_the_line_end() -> None:
+    assert list(read_events(b"data: \xe2\x82\ndata: \xff\n\n")) == [ServerEvent("", "\ufffd\n\ufffd")]
 
 
 @given(st.binary())
@@ -114,6 +151,16 @@ def test_elements_of_the_same_index_and_another_type_are_two() -> None:
     }
 
 
+def test_an_index_that_is_no_number_places_nothing() -> None:
+    assert put_together({"l": [{"index": True}, {"index": True}]}) == {"l": [{"index": True}, {"index": True}]}
+
+
+def test_a_list_that_was_held_whole_goes_on() -> None:
+    held: dict[str, object] = {"l": [{"index": 0, "t": "a"}], "m": ["a"]}
+    merge(held, {"l": [{"index": 0, "t": "b"}], "m": "b"})
+    assert finish(held) == {"l": [{"index": 0, "t": "ab"}], "m": ["a", {"type": "text", "text": "b"}]}
+
+
 def test_identifying_members_are_taken_once() -> None:
     known: dict[str, object] = {"id": "a", "type": "b", "role": "c", "name": "d", "format": "e"}
     empty: dict[str, object] = dict.fromkeys(known, "")
@@ -128,6 +175,14 @@ def test_the_last_member_that_says_something_is_kept() -> None:
     assert held == {"a": "y", "b": False, "c": {"d": 1}, "e": "z"}
 
 
+def test_things_are_in_the_order_of_their_places_and_the_newest_is_found() -> None:
+    places = IndexedSlots[str]()
+    for index, thing in [(2, "c"), (0, "a"), (2, "d")]:
+        assert places.put(index, thing) == thing
+    assert places.ordered() == ["a", "c", "d"]
+    assert (places.get(2), places.get(0), places.get(1)) == ("d", "a", None)
+
+
 def test_a_missing_index_is_the_last_one_again() -> None:
     places = IndexedSlots[str]()
     assert [places.locate(index) for index in (None, 3, None, "x", True, 0, None)] == [0, 3, 3, 3, 3, 0, 0]
@@ -138,6 +193,11 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner),
     max_leaves=8,
 )
+
+
+@given(st.dictionaries(st.sampled_from("ab"), JSON))
+def test_one_fragment_is_itself(fragment: dict[str, object]) -> None:
+    assert put_together(fragment) == fragment
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "index", "type"]), JSON), max_size=4))
@@ -180,6 +240,10 @@ def test_an_object_is_read_up_to_a_depth_that_renderers_bear() -> None:
     assert read_object(nest(100_000, "[", "]")) is None
 
 
+def test_brackets_side_by_side_or_in_strings_make_no_depth() -> None:
+    assert read_object(json.dumps({"a": "[" * 500, "b": [[], {}] * 500})) == {"a": "[" * 500, "b": [[], {}] * 500}
+
+
 values = st.recursive(
     st.none() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda each: st.lists(each, max_size=3),
@@ -192,10 +256,26 @@ def test_any_object_is_read_as_the_standard_library_reads_it(value: dict[str, ob
     assert read_object(json.dumps(value)) == value
 
 
+@given(st.text())
+def test_any_text_can_be_read(text: str) -> None:
+    assert isinstance(read_object(text), dict | None)
+
+
 def test_the_plain_text_of_an_error_event_is_its_message() -> None:
     assert read_fields(ServerEvent("error", "oops")) == {"message": "oops"}
     assert read_fields(ServerEvent("error", '{"code": 1}')) == {"code": 1}
     assert read_fields(ServerEvent("ping", "oops")) is None
+
+
+def test_an_event_is_of_its_type_or_else_of_its_name() -> None:
+    assert read_kind(ServerEvent("name", ""), {"type": "type"}) == "type"
+    assert read_kind(ServerEvent("name", ""), {"type": None}) == "name"
+
+
+def test_what_is_of_another_kind_says_nothing() -> None:
+    assert read_objects([{"a": 1}, 7, None, []]) == [{"a": 1}]
+    assert read_objects({"a": 1}) == []
+    assert (read_text("a"), read_text(None), read_text(7)) == ("a", "", "")
 
 
 @pytest.mark.parametrize(

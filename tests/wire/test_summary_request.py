@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from proxy.model.exchange import Answer
+from proxy.model.exchange import Answer, Usage
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import SplitBody, count_shared, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
-from proxy.wire.streams import read_events
+from proxy.wire.streams import ServerEvent, read_events
 from proxy.wire.summary_request import (
     OutputLimit,
     SummaryAnswer,
@@ -71,6 +71,18 @@ def test_wherever_the_messages_stand_all_else_keeps_its_bytes() -> None:
     )
 
 
+def test_the_limit_of_the_answer_is_set_where_the_request_has_one() -> None:
+    assert "max_tokens" not in warm(ASKED)
+    assert warm(ASKED, max_tokens=5)["max_tokens"] == 120
+    assert warm(ASKED, max_completion_tokens=5)["max_completion_tokens"] == 120
+    assert warm(ASKED, max_tokens=None)["max_tokens"] is None
+
+
+def test_a_request_that_thinks_may_go_on_thinking_as_much() -> None:
+    told = warm(ASKED, max_tokens=9, thinking={"type": "enabled", "budget_tokens": 5000})
+    assert told["max_tokens"] == 5100
+
+
 @pytest.mark.parametrize(
     "members",
     [
@@ -82,6 +94,18 @@ def test_wherever_the_messages_stand_all_else_keeps_its_bytes() -> None:
 )
 def test_what_cannot_be_answered_in_plain_words_is_not_asked(members: dict[str, Any]) -> None:
     assert warm(ASKED, **members) is None
+
+
+@pytest.mark.parametrize(
+    "members", [{"tool_choice": "auto"}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"n": None}]
+)
+def test_what_asks_for_nothing_else_is_no_obstacle(members: dict[str, Any]) -> None:
+    assert len(warm(ASKED, **members)["messages"]) == 2
+
+
+def test_without_messages_or_between_call_and_result_nothing_is_asked() -> None:
+    assert warm() is None
+    assert warm(ASKED, CALLING) is None
 
 
 @pytest.mark.parametrize("messages", [(SYSTEM, ASKED, SAID), (SYSTEM,)])
@@ -101,6 +125,25 @@ def test_where_that_cannot_be_the_compact_form_is_used(messages: Any) -> None:
     assert warm(*messages, is_alternating=True) is None
 
 
+def test_without_alternation_an_instruction_may_follow_a_result() -> None:
+    assert warm(ASKED, CALLING, RESULT)["messages"][-1] == {"role": "user", "content": "Report."}
+
+
+def test_a_compact_request_is_small_and_streams() -> None:
+    assert json.loads(write_compact(CHAT, "m", "You report.", "What \ud800?", ROOM)) == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "You report."}, {"role": "user", "content": "What \ud800?"}],
+        "max_tokens": 120,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+@pytest.mark.parametrize("model", ["o3-mini", "gpt-5.1", "openai/o1", "gpt-10"])
+def test_models_that_think_are_limited_in_their_own_words(model: str) -> None:
+    assert json.loads(write_compact(CHAT, model, "s", "u", ROOM))["max_completion_tokens"] == 120
+
+
 @pytest.mark.parametrize("model", ["gpt-4o", "claude-opus-4", "olmo", "gpt-oss-120b"])
 def test_others_by_the_old_word(model: str) -> None:
     assert json.loads(write_compact(CHAT, model, "s", "u", ROOM))["max_tokens"] == 120
@@ -110,6 +153,32 @@ def test_a_limit_can_be_raised_where_there_is_one() -> None:
     assert raise_output_limit(b'{"max_tokens": 5,"x":1}') == b'{"max_tokens": 10,"x":1}'
     assert raise_output_limit(b'{"max_completion_tokens":5}', 3) == b'{"max_completion_tokens":15}'
     assert raise_output_limit(b'{"x":1}') is None
+
+
+def read(*chunks: Any) -> SummaryAnswer:
+    stream = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks)
+    return read_summary(CHAT, CHAT.read_events(read_events(stream)))
+
+
+def test_a_report_is_what_was_said_and_how_it_ended() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 2}
+    told = read(
+        {"choices": [{"index": 0, "delta": {"content": "All "}}]},
+        {"choices": [{"index": 0, "delta": {"content": "is well. "}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": usage},
+    )
+    assert told == SummaryAnswer("All is well.", "stop", Usage(9, 2), said="All is well. ")
+
+
+def test_the_beginning_of_a_call_is_seen_at_once() -> None:
+    assert read({"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "c"}]}}]}).is_tool_call
+    assert read({"choices": [{"delta": {"function_call": {"name": "f"}}}]}).is_tool_call
+    assert not read({"choices": [{"delta": {"content": "", "tool_calls": []}}]}).is_tool_call
+
+
+def test_a_refusal_is_no_text() -> None:
+    told = read({"choices": [{"delta": {"refusal": "I will not."}}]})
+    assert (told.text, told.refusal) == ("", "I will not.")
 
 
 @pytest.mark.parametrize(
@@ -195,6 +264,21 @@ def test_on_every_wire_only_what_leads_to_plain_words_is_used(form: Format, memb
     assert (ask(form, item, **members) is not None) == may_be
 
 
+def test_on_every_wire_the_limit_has_its_own_name() -> None:
+    assert ask(RESPONSES, ITEM, max_output_tokens=5)["max_output_tokens"] == 120
+    assert "max_output_tokens" not in ask(RESPONSES, ITEM)
+    thinking = {"type": "enabled", "budget_tokens": 5000}
+    assert ask(MESSAGES, ASKED, max_tokens=9, thinking=thinking)["max_tokens"] == 5100
+    assert raise_output_limit(b'{"max_output_tokens":5}') == b'{"max_output_tokens":10}'
+
+
+def test_where_roles_must_alternate_a_message_with_results_goes_on() -> None:
+    told = ask(MESSAGES, ASKED, USED, RETURNED, is_alternating=True)["messages"]
+    assert told == [ASKED, USED, {**RETURNED, "content": [*RETURNED["content"], {"type": "text", "text": "Report."}]}]
+    parts = ask(RESPONSES, ITEM, is_alternating=True)["input"]
+    assert parts == [{**ITEM, "content": [*ITEM["content"], *REPORTED["content"]]}]
+
+
 @pytest.mark.parametrize(
     ("form", "body"),
     [
@@ -272,6 +356,11 @@ def test_a_response_is_read_on_every_wire_and_each_piece_of_it_once(form: Format
     pieces = [read_piece(form, read_events(make_stream(each))) for each in events]
     assert "".join(piece.said for piece, _ in pieces) == "Goal: x"
     assert [is_ended for _, is_ended in pieces] == [False] * (len(events) - 1) + [True]
+
+
+def test_events_without_names_are_known_by_their_type() -> None:
+    events = read_events(b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in DONES))
+    assert read_piece(RESPONSES, [*events, ServerEvent("", "no JSON")])[0].said == ""
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,17 @@ def test_a_call_or_result_of_another_id_is_found(wire: str, plan: list[str | int
     assert {"missing", "misplaced", "orphan", "unanswered"} <= kinds
 
 
+@given(wires, steps, st.data())
+def test_a_message_sent_twice_or_moved_is_found(wire: str, plan: list[str | int], data: st.DataObject) -> None:
+    structures = structure(wire, *write(wire, plan))
+    place = data.draw(st.sampled_from([i for i, each in enumerate(structures) if each.calls or each.results]))
+    twice = [Splice(place, place, (structures[place],))]
+    first = next(i for i, each in enumerate(structures) if each.role != "system")
+    moved = [Splice(first, first, (structures[place],)), Splice(place, place + 1)]
+    for splices in (twice, moved):
+        assert find_faults(judge(wire, structures), splices, rules(wire)) != ()
+
+
 @given(wires, steps)
 def test_what_agents_send_has_no_fault(wire: str, plan: list[str | int]) -> None:
     history = judge(wire, structure(wire, *write(wire, plan)))
@@ -316,6 +327,18 @@ def test_what_is_no_fault(name: str) -> None:
     assert find_faults(judge_history(structures, is_itemised=demands.is_itemised), splices, demands) == ()
 
 
+def test_a_result_far_behind_its_call_is_missed_when_it_goes() -> None:
+    history = judge_history([USER, call("a"), USER, answer("a"), USER])
+    assert find_faults(history, [Splice(3, 4)], rules()) == (RequestFault("unanswered", "a"),)
+    assert find_faults(history, [Splice(1, 2)], rules()) == (RequestFault("orphan", "a"),)
+
+
+def test_runs_that_are_kept_are_shared() -> None:
+    history = judge_history([USER, call("a"), answer("a"), USER, SAID])
+    longer = extend_history(history, 5, [USER])
+    assert all(one is other for one, other in zip(history.runs[:3], longer.runs, strict=False))
+
+
 _bad: list[Callable[[], list[Splice]]] = [
     lambda: [Splice(2, 3), Splice(1, 2)],
     lambda: [Splice(0, 2), Splice(1, 3)],
@@ -339,6 +362,16 @@ def test_calls_in_a_row_are_answered_one_by_one_except_as_items() -> None:
         RequestFault("missing", "a", 1),
     )
     assert find_faults(items, [Splice(1, 2, ours)], rules("responses")) == ()
+
+
+def test_one_message_for_another_stands_in_its_place_and_several_in_the_first() -> None:
+    assert [Splice(3, 5, (USER, SAID)).find_place(i) for i in range(2)] == [3, 4]
+    assert [Splice(3, 4, (USER, SAID)).find_place(i) for i in range(2)] == [3, 3]
+
+
+def test_a_run_that_is_cut_is_judged_again_though_nothing_joins_it() -> None:
+    known = judge_history([USER, call("a"), answer("a"), USER])
+    assert extend_history(known, 2, [USER]) == judge_history([USER, call("a"), USER])
 
 
 PLAIN = Rules()
@@ -422,6 +455,12 @@ def test_an_id_of_what_was_replaced_is_judged_with_everything(more: list[Message
     assert conclude(extend_history(HISTORY, HISTORY.count, step("a")), CUT) is None
 
 
+def test_it_does_not_last_for_a_history_that_parts_at_the_seam() -> None:
+    assert go_on(step("d"), count=3) is None
+    assert go_on([*step("d"), *step("e")], count=3) is None
+    assert go_on([USER, *step("d")], count=6) is not None
+
+
 def test_it_does_not_last_where_the_newest_word_of_the_user_is_another() -> None:
     history = judge_history([USER, *step("a"), *step("b"), USER, *step("c")])
     verdict = conclude(history, [Splice(0, 1, (USER,), (0,))])
@@ -453,6 +492,19 @@ def test_it_lasts_while_markers_move_and_these_are_judged_by_themselves() -> Non
     assert find_marker_faults(longer, late, rules) == {RequestFault("markers", "order")}
     assert find_marker_faults(longer, late, Rules()) == {RequestFault("markers", "order")}
     assert find_marker_faults(judge_history([USER, *step("a")]), [], rules) == set()
+
+
+def test_nor_is_that_of_a_history_without_words_of_ours() -> None:
+    assert conclude(HISTORY, []) is None
+    assert conclude(HISTORY, [Splice(1, 3)]) is None
+
+
+def test_nor_is_that_of_a_history_that_ends_with_what_was_replaced_or_with_the_seam() -> None:
+    assert conclude(judge_history([USER, *step("a")]), CUT) is None
+    short = judge_history([USER, *step("a"), *step("b")])
+    verdict = conclude(short, CUT)
+    assert verdict is not None
+    assert extend_verdict(verdict, short, PLAIN) is None
 
 
 def led(id: str) -> MessageStructure:
@@ -491,3 +543,8 @@ def test_markers_of_client_results_that_are_sent_with_a_restored_answer_count_wh
     assert find_marker_faults(judge_history([USER, SAID, USER, SAID, marked]), [restored], rules) == set()
     lost = judge_history([USER, MessageStructure("assistant", markers=("5m",)), USER])
     assert find_marker_faults(lost, [restored], rules) == {RequestFault("markers", "lost")}
+
+
+def test_a_reminder_that_stands_again_later_may_go() -> None:
+    history = judge_history([USER, REMINDER, USER, REMINDER, SAID, USER])
+    assert not find_faults(history, [Splice(1, 2)], rules())

@@ -53,6 +53,23 @@ def test_finished_turns_are_taken_whole() -> None:
     )
 
 
+def test_where_too_little_of_it_is_finished_groups_are_taken_beyond() -> None:
+    assert choose(TURNS) == (0, 24)
+
+
+def test_the_next_one_begins_where_the_last_one_ended() -> None:
+    assert choose(LONG_TURNS, 19) == (19, 48)
+    assert choose(TURNS, 7) == (7, 24)
+
+
+def test_it_ends_where_it_is_told_to_and_splits_no_group() -> None:
+    assert choose(TURNS, end=16) == (0, 14)
+    assert choose(TURNS, end=7) == (0, 7)
+    assert choose(TURNS, end=10**6) == choose(TURNS)
+    assert choose(TURNS, 7, end=9) == (7, 10)
+    assert choose(TURNS, 7, end=8) is None
+
+
 def test_a_long_turn_gives_its_groups_though_it_is_the_newest() -> None:
     messages = [user("go"), *work(10)]
     assert choose(messages) == (0, 15)
@@ -62,11 +79,28 @@ def test_a_long_turn_gives_its_groups_though_it_is_the_newest() -> None:
     assert choose(messages) == (0, 17)
 
 
+def test_a_small_turn_is_not_taken_alone_where_groups_are_worth_more() -> None:
+    old = [user("one"), said("a"), user("two"), said("b"), said("c")]
+    assert choose([*old, user("three"), said("d"), user("four"), *work(20)]) == (0, 42)
+
+
+def test_in_a_conversation_without_calls_the_two_newest_turns_are_out_of_scope() -> None:
+    chat = [message for i in range(4) for message in (user(f"q{i}"), said("a" * 900))]
+    assert choose(chat) == (0, 4)
+    assert choose(chat[2:]) is None
+
+
 def test_what_is_fresh_and_the_newest_three_groups_stay() -> None:
     assert choose([user("go"), *work(4)]) == (0, 3)
     assert choose([user("go"), *work(3)]) is None
     assert choose([]) is None
     assert choose(TURNS, 10**6) is None
+
+
+def test_three_messages_at_least_are_taken_however_large() -> None:
+    messages = [user("go"), *work(10, "x" * 4000)]
+    assert choose(messages, most=10) == (0, 3)
+    assert choose(messages, most=2200) == (0, 5)
 
 
 def test_a_quarter_of_the_window_less_output_is_kept_free() -> None:
@@ -136,6 +170,15 @@ def test_a_better_one_of_the_same_span_stands_in_its_place() -> None:
     assert list_live(make_summary("wide", 0, 30), make_summary("x", 0, 20, supersedes=("wide",))) == ["x"]
 
 
+def test_one_that_lies_within_another_does_not_stand_beside_it() -> None:
+    assert list_live(A, B, AB, make_summary("a2", 0, 10, supersedes=("a",))) == ["ab"]
+    assert list_live(A, make_summary("x", 5, 12), C) == ["a", "c"]
+
+
+def test_ranks_count_the_rounds() -> None:
+    assert compute_ranks([A, B, C, AB, ABC]) == {"a": 0, "b": 0, "c": 0, "ab": 1, "abc": 2}
+
+
 def test_only_what_no_model_made_of_messages_says_no_more_than_a_ledger() -> None:
     assert [is_worth_sending(replace(A, level=level)) for level in (1, 2, 3)] == [True, True, False]
     assert is_worth_sending(replace(AB, level=3))
@@ -149,9 +192,21 @@ def choose_candidates(nodes: list[MergeCandidate], room: int = 0) -> list[str]:
     return [node.id for node in choose_merge(nodes, room)]
 
 
+def test_nothing_is_merged_while_all_have_room() -> None:
+    assert choose_candidates(make_nodes(0, 0, 0, 0), 400) == []
+    assert choose_candidates(make_nodes(0, 0, 0, 0), 399) == ["0", "1", "2", "3"]
+    assert choose_candidates([]) == [] and choose_candidates(make_nodes(0)) == []
+
+
 def test_four_of_the_lowest_rank_are_merged_the_oldest_first() -> None:
     assert choose_candidates(make_nodes(1, 1, 1, 1, 0, 0, 0, 0, 0)) == ["4", "5", "6", "7"]
     assert choose_candidates(make_nodes(1, 1, 1, 1, 0, 0, 0)) == ["0", "1", "2", "3"]
+
+
+def test_where_four_are_not_at_hand_others_may_do() -> None:
+    assert choose_candidates(make_nodes(0, 0)) == ["0", "1"]
+    assert choose_candidates(make_nodes(2, 0, 0, 0)) == ["1", "2", "3"]
+    assert choose_candidates(make_nodes(1, 0)) == ["0", "1"]
 
 
 def test_nothing_is_merged_deeper_than_its_leaves_justify() -> None:
@@ -163,6 +218,11 @@ def test_only_neighbours_are_merged() -> None:
     nodes = make_nodes(0, 0, 0, 0)
     assert choose_candidates([nodes[0], nodes[2], nodes[3]]) == ["2", "3"]
     assert choose_candidates([nodes[0], nodes[2]]) == []
+
+
+@pytest.mark.parametrize(("tokens", "is_one"), [(199, True), (200, False), (500, False)])
+def test_progress_is_to_be_smaller_than_all_together(tokens: int, is_one: bool) -> None:
+    assert is_merge_smaller(make_nodes(0, 0), tokens) == is_one
 
 
 def grow(sizes: list[int], room: int, ratio: float) -> list[Summary]:
@@ -202,3 +262,9 @@ def test_the_depth_grows_with_the_logarithm_of_the_leaves(leaves: int, room: int
     made = grow([3] * leaves, room, 0.4)
     assert max(compute_ranks(made).values()) <= log(leaves, 4) + 2
     assert len(list_live_summaries(made)) <= 30
+
+
+def test_one_whose_parents_nobody_knows_counts_as_a_leaf() -> None:
+    lost = make_summary("c", 0, 9, ("a", "b"))
+    (node,) = list_merge_candidates([lost], {"c": lost})
+    assert (node.rank, node.leaves) == (1, 1)

@@ -44,6 +44,10 @@ def test_a_summary_has_a_seventh_of_its_messages_within_its_room_and_what_may_be
     assert compute_target(covered, room, level, most) == target
 
 
+def test_what_is_merged_has_half() -> None:
+    assert compute_target(2000, 8000, 1, 8192, is_merged=True) == 1000
+
+
 def test_others_leave_at_least_a_quarter_of_the_room() -> None:
     assert [compute_room(4000, shown) for shown in (0, 1000, 3500, 9000)] == [4000, 3000, 1000, 1000]
 
@@ -58,6 +62,13 @@ def test_the_epoch_opens_when_the_excess_reads_reach_its_price() -> None:
     near = replace(ACCOUNT, owed=price - 1.5 * excess)
     assert forecast_calls(near, FACTS, 100) == 2
     assert forecast_calls(replace(ACCOUNT, owed=price), FACTS, 100) == 0
+
+
+def test_it_opens_at_the_high_mark_and_not_below_the_soft_mark() -> None:
+    due = replace(ACCOUNT, owed=10**6)
+    assert forecast_calls(ACCOUNT, replace(FACTS, tokens=19_000), 600) == 1
+    assert forecast_calls(due, replace(FACTS, tokens=11_000), 400) == 2
+    assert forecast_calls(due, replace(FACTS, tokens=11_000), 1000) == 0
 
 
 def test_what_is_far_is_not_foreseen() -> None:

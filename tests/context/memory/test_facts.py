@@ -10,6 +10,7 @@ from proxy.context.memory.facts import (
     choose_items,
     count_items,
     find_request,
+    format_turn,
     is_on_path,
     list_items,
 )
@@ -67,6 +68,15 @@ def test_an_item_counts_on_paths_that_have_its_whole_span() -> None:
     assert list_items(remember(entry), other) == MemoryBundle()
 
 
+def test_reports_come_in_the_order_of_their_spans_with_all_that_is_known() -> None:
+    second, first = report(1, 8, start=4, tags=("digest",)), report(2, 4, report="a" * 10)
+    found = list_items(remember(second, first), PATH).episodic
+    assert [(each.id, each.ts, each.tags) for each in found] == [
+        ("ep_0002", 2.0, ("ref:aaaaaaaaaa",)), ("ep_0001", 1.0, ("digest",)),
+    ]  # fmt: skip
+    assert found[0].turn_ids == (format_turn(1), format_turn(2)) and found[0].salience == 0.5
+
+
 def test_a_newer_report_on_the_same_messages_or_more_stands_for_the_older() -> None:
     entries = report(1, 4), report(2, 6, start=4), report(3, 4)
     assert [each.id for each in list_items(remember(*entries), PATH).episodic] == ["ep_0003", "ep_0002"]
@@ -108,6 +118,11 @@ def test_a_newer_fact_replaces_an_older_one_that_it_changes(old: LearnedFact, ne
     assert list_facts(report(1, 4, old), report(2, 6, new), report(3, 8, third))[-1].id == "sem_0030"
 
 
+def test_what_is_replaced_names_all_that_it_had_replaced() -> None:
+    ports = [report(n, 4, fact(f"The port is {n}.")) for n in (1, 2, 3)]
+    assert list_facts(*ports)[0].supersedes == ("sem_0010", "sem_0020")
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -133,6 +148,14 @@ def test_a_retracted_fact_is_gone_and_may_be_stated_anew() -> None:
     first, second = report(1, 4, fact("one"), fact("two")), report(2, 6, fact("one"))
     assert [each.id for each in list_facts(first, order("retract", "sem_0010"))] == ["sem_0011"]
     assert [each.id for each in list_facts(first, order("retract", "sem_0010"), second)] == ["sem_0011", "sem_0020"]
+
+
+def test_a_retracted_fact_is_gone_with_equal_ones_that_were_stated_before() -> None:
+    first, second = report(1, 4, fact("one")), report(2, 6, fact("one"))
+    third = report(3, 4, fact("two", replaces="one"))
+    for id in ("sem_0010", "sem_0020"):
+        assert list_facts(first, second, order("retract", id)) == []
+        assert [each.id for each in list_facts(first, second, order("retract", id), third)] == ["sem_0030"]
 
 
 def test_pinned_items_come_first_until_they_are_unpinned() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.context.compaction.acceptance import AcceptedSummary, check_summary
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.memory.learning import learn_facts
+from proxy.context.memory.learning import MAX_RULES, learn_facts
 from proxy.model.memory import CLAIMED, MAX_FACTS, LearnedFact
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, look, make_task
 from tests.support.views import RawMessage, act, count, said, user
@@ -40,6 +40,30 @@ def learn_one(*stated: str) -> LearnedFact:
     return found
 
 
+def test_rules_and_preferences_are_learned_without_a_model() -> None:
+    assert learn() == (
+        LearnedFact("constraint", "Never push to main.", (), (b"\0" * 16,), 1.0, 0.9),
+        LearnedFact("preference", "I'd rather have short functions.", (), (b"\0" * 16,), 1.0, 0.8),
+        LearnedFact("constraint", "Always answer in French.", (), (b"\4" * 16,), 1.0, 0.9),
+    )
+
+
+def test_what_a_message_says_twice_is_one() -> None:
+    messages = [user("Never push to main. I prefer tabs. Never push to main. I prefer tabs.")]
+    assert [each.text for each in learn(messages=messages)] == ["Never push to main.", "I prefer tabs."]
+
+
+def test_only_those_of_the_span_and_not_those_of_somebody_else() -> None:
+    assert [each.text for each in learn(start=1)] == ["Always answer in French."]
+    assert [each.text for each in learn(foreign=(4,))] == ["Never push to main.", "I'd rather have short functions."]
+
+
+def test_the_newest_rules_are_kept_where_there_are_too_many() -> None:
+    many = [user(" ".join(f"Never touch the file number {n} of all." for n in range(MAX_RULES + 10)))]
+    found = learn(messages=many)
+    assert len(found) == MAX_RULES and "number 209 " in found[-1].text
+
+
 def test_what_an_accepted_report_quotes_is_learned_too() -> None:
     report = check_summary(ANSWER, make_task(), FRAME, count)
     assert isinstance(report, AcceptedSummary)
@@ -65,6 +89,12 @@ def test_the_user_s_words_are_quoted_whole_and_with_their_message() -> None:
     assert learn('- [constraint] "never push to main" [m1]') == learn()
     changed = learn("- [constraint] never push to main [m1] (replaces: you may push to main)")[-1]
     assert (changed.text, changed.replaces) == ("Never push to main.", "you may push to main")
+
+
+def test_what_no_message_of_the_user_says_is_a_claim() -> None:
+    found = learn_one("- [decision 0.9] parse_expression uses recursive_descent on tokens #parser")
+    text = "parse_expression uses recursive_descent on tokens"
+    assert found == LearnedFact("decision", text, ("parser", CLAIMED), (b"\2" * 16,), 0.5, 0.75)
 
 
 def test_a_rule_of_a_tool_is_never_one_of_the_user_s() -> None:
@@ -106,6 +136,11 @@ def test_the_source_of_a_claim_is_found_by_its_words_or_there_is_none(cited: str
 def test_a_line_is_read_whatever_form_a_model_gives_it(line: str, kind: str, salience: float, text: str) -> None:
     found = learn_one(line)
     assert (found.kind, found.salience, found.text) == (kind, salience, text)
+
+
+def test_what_is_no_fact_or_comes_twice_is_left_out() -> None:
+    assert learn("- none", "", "- [fact]", "* **", "N/A", "No new facts.", "- [fact 0.5] #tag [m1]") == learn()
+    assert len(learn("- [fact] zebra one", "- [decision] Zebra, one!")) == len(learn()) + 1
 
 
 def test_a_model_states_twenty_facts_at_most() -> None:

@@ -1,5 +1,8 @@
 """Turns of conversations, and the traces of what was said and done in them."""
 
+import json
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +48,16 @@ DAY = look(
 )
 
 
+def test_a_turn_is_a_message_of_the_user_and_all_up_to_the_next() -> None:
+    assert list_turns(DAY) == (Turn(1, 0, 4), Turn(2, 4, 7), Turn(3, 7, 8))
+    assert [turn.id for turn in list_turns(DAY)] == ["turn_0001", "turn_0002", "turn_0003"]
+    assert list_turns([]) == ()
+
+
+def test_what_precedes_the_first_message_of_the_user_is_a_turn_too() -> None:
+    assert list_turns(look(result("a", "orphan"), said("hm"), user("go"))) == (Turn(1, 0, 2), Turn(2, 2, 3))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -57,6 +70,18 @@ def test_what_a_client_writes_in_the_user_s_role_begins_no_turn(text: str) -> No
         Turn(1, 0, 5),
         Turn(2, 5, 6),
     )
+
+
+def test_a_long_reminder_begins_a_turn_once() -> None:
+    reminder = user("You have not updated your list of tasks for a while now. Please think about doing so if it helps.")
+    messages = look(user("go"), *act("a", "ls", "x"), reminder, *act("b", "ls", "x"), reminder, *act("c", "ls", "x"))
+    assert [turn.start for turn in list_turns(messages)] == [0, 3]
+
+
+def test_outputs_in_the_user_s_role_begin_no_turn() -> None:
+    action = said("I look.\n```bash\nls\n```")
+    observed = user("Observation:\n<output>\nsetup.py\n</output>")
+    assert list_turn_starts(look(user("go"), action, observed, action, observed, said("done"), user("more"))) == [0, 6]
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,6 +102,35 @@ def test_numbers_never_change_while_a_conversation_grows(kinds: list[str]) -> No
         part = trace(*messages[:stop])
         assert part == whole[: len(part)]
         assert list_turn_starts(messages[:stop]) == [start for start in list_turn_starts(messages) if start < stop]
+
+
+def test_traces_say_who_said_what_when_and_where() -> None:
+    found = trace(*DAY[:4])
+    assert [(each.id, each.seq, each.trace_type, each.content) for each in found] == [
+        ("rt_0001", 1, "user", "Fix it."),
+        ("rt_0002", 2, "tool_call", ""),
+        ("rt_0003", 3, "tool_result", "text"),
+        ("rt_0004", 4, "assistant", "Done."),
+    ]
+    assert json.loads(msgspec.json.encode(found[1])) == {
+        "id": "rt_0002", "ts": 1.5, "turn_id": "turn_0001", "seq": 2, "trace_type": "tool_call", "content": "",
+        "source_event": "x1", "tool_name": "shell", "tool_call_id": "a", "tool_args": {"command": "cat x"},
+        "correlation_id": "a",
+    }  # fmt: skip
+    assert json.loads(msgspec.json.encode(found[2])) == {
+        "id": "rt_0003", "ts": 2.5, "turn_id": "turn_0001", "seq": 3, "trace_type": "tool_result", "content": "text",
+        "source_event": "x2", "tool_name": "shell", "tool_call_id": "a", "tool_result": "text", "correlation_id": "a",
+    }  # fmt: skip
+
+
+def test_a_late_result_keeps_the_turn_of_its_call() -> None:
+    found = trace(
+        *look(user("go"), call("a", "sleep"), user("meanwhile"), said("yes"), result("a", "slept"), said("ok"))
+    )
+    late = found[4]
+    assert (late.turn_id, late.seq, late.tags, late.tool_name) == ("turn_0001", 3, ("late",), "shell")
+    assert [(each.turn_id, each.seq) for each in found[2:4]] == [("turn_0002", 1), ("turn_0002", 2)]
+    assert (found[5].turn_id, found[5].seq) == ("turn_0002", 3)
 
 
 def test_a_long_result_is_there_once_and_a_failed_one_says_how() -> None:
@@ -109,6 +163,14 @@ def test_media_are_listed_by_kind_and_documents_stay_in_the_text() -> None:
     assert found.content == "look\n(PDF, 3 pages)"
     (only,) = trace(make("user", "", media=("PDF, 1 page",)))
     assert (only.content, only.media) == ("(PDF, 1 page)", None)
+
+
+def test_other_roles_are_tagged_and_what_says_nothing_is_no_trace() -> None:
+    system, empty, unknown = make("system", "be brief"), make("assistant"), make("\ud800", "hm")
+    assert [(each.trace_type, each.tags) for each in trace(system, empty, unknown)] == [
+        ("user", ("system",)), ("user", ("\ufffd",)),
+    ]  # fmt: skip
+    assert [each.content for each in trace(make("user", "\ud800"), make("user"))] == ["\ufffd", ""]
 
 
 def test_calls_are_paired_with_results() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, MemoryText, SnapshotPolicy, list_turn_starts
-from proxy.context.strategies.snapshot import MEMORY_HEADER
+from proxy.context.strategies.snapshot import MEMORY_HEADER, choose_tail
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view, view_seen
 
@@ -57,6 +57,25 @@ def test_memory_stands_for_all_but_the_newest_turns() -> None:
     assert text == TEXT
 
 
+def test_the_note_names_the_tool_if_the_model_has_it() -> None:
+    assert "context_recall" in read_memory(plan([*tasks(9), user("Go on.")], has_tool=True)).text
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    history = [*tasks(9), user("Do task 9.")]
+    assert msgspec.json.encode(plan(history)) == msgspec.json.encode(plan(history))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 4, 7])
+def test_so_many_turns_before_the_current_one_stay(turns: int) -> None:
+    history = [*tasks(9, size=10), user("Do task 9.")]
+    sent = render(history, plan(history, policy=BuilderPolicy(snapshot=SnapshotPolicy(raw_tail_turns=turns))))
+    assert [each["content"] for each in sent if each["role"] == "user"][1:] == [
+        f"Do task {number}."
+        for number in range(min(9 - turns, 8), 10)  # the two newest in any case
+    ]
+
+
 def test_fewer_turns_stay_where_they_do_not_fit() -> None:
     """Each turn has about 900 tokens; half of the soft mark are 2,328."""
     history = [*tasks(9, size=250), user("Do task 9.")]
@@ -66,6 +85,28 @@ def test_fewer_turns_stay_where_they_do_not_fit() -> None:
         "Do task 8.",
         "Do task 9.",
     ]
+
+
+def test_a_turn_leaves_only_if_there_is_memory_of_it() -> None:
+    history = [*tasks(9, size=10), user("Do task 9.")]
+    made = plan(history, covered=13)
+    assert (read_memory(made).stop, made.through) == (12, 12)
+    assert render(history, made)[1:] == history[12:]
+    assert "12 messages" in read_memory(made).text
+
+
+def test_without_memory_the_context_is_cut_as_in_epochs() -> None:
+    history = [*tasks(40), user("Do task 40.")]
+    for made in (plan(history, memory=None), plan(history, covered=0)):
+        assert made == plan(history, strategy="epochs")
+        assert made.tokens < 6_000
+
+
+def test_one_turn_that_is_the_session_is_cut_as_in_epochs() -> None:
+    history = turn(0, loops=60)
+    made = plan(history)
+    assert made == plan(history, strategy="epochs")
+    assert made.tokens <= view(history, 8_000).budget.high
 
 
 def test_what_whole_turns_cannot_free_is_freed_within_the_newest() -> None:
@@ -168,6 +209,21 @@ def test_as_text_the_newest_turns_are_part_of_our_message() -> None:
     assert "[RECENT TURNS]" not in read_memory(alone).text
 
 
+def test_as_text_a_large_current_turn_stands_behind_no_others() -> None:
+    history = [*tasks(9), *turn(9, loops=40)[:-1]]
+    made = plan(history, policy=BuilderPolicy(snapshot=SnapshotPolicy(tail="text")))
+    assert read_memory(made).stop == 54
+    assert made.tokens <= view(history, 8_000).budget.high
+
+
+def test_turns_stay_whole_where_a_group_spans_their_border() -> None:
+    """A user speaks while a call is open."""
+    loop = [user("Run it."), call("late", "run"), user("Is it done?"), result("late", "done"), said("Yes.")]
+    history = [*tasks(5), *loop]
+    made = plan([*history, user("Good.")], policy=SHORT_TAIL)
+    assert render([*history, user("Good.")], made)[1:4] == history[31:34]
+
+
 def test_a_late_output_in_the_newest_turn_keeps_its_call_in_the_ledger_of_all() -> None:
     """Items of the API Responses may be answered turns later. Call and output stay or go together."""
     history = [*tasks(3), user("Run it."), call("late", "run"), said("It runs."), *turn(8)]
@@ -184,6 +240,23 @@ def test_a_late_output_in_the_newest_turn_keeps_its_call_in_the_ledger_of_all() 
     assert made == ContextBuilder(POLICY, count).build(msgspec.structs.replace(asked, strategy="epochs"))
     kept = plan(history[: place + 9], policy=NO_TAIL)
     assert kept.through
+
+
+def test_a_place_with_too_much_behind_it_is_passed_over() -> None:
+    sizes = {0: 1000, 10: 700, 20: 400, 30: 100}
+    weigh = sizes.__getitem__
+    assert choose_tail([0, 10, 20, 30], weigh, 1000, 4).start == 20
+    assert choose_tail([0, 10, 20, 30], weigh, 1000, 0).start == 30
+    assert choose_tail([0, 10, 20, 30], weigh, 10_000, 2).start == 10
+    assert choose_tail([0, 10, 20, 30], weigh, 10_000, 2, covered=5).start == 0
+    cut = choose_tail([0, 10, 20, 30], weigh, 100, 4)
+    assert (cut.start, cut.is_whole) == (20, False)
+    assert choose_tail([0, 10, 20, 30], weigh, 100, 0).start == 30
+    assert not choose_tail([], weigh, 100, 4).start
+
+
+def test_a_conversation_without_messages_is_left_alone() -> None:
+    assert plan([], covered=0).through == 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -211,6 +284,12 @@ def test_any_history_is_sent_without_orphans_and_in_its_order(seed: int) -> None
     if isinstance(made.edits[0] if made.edits else None, Written) and "memory" in made.edits[0].text:  # type: ignore[union-attr]
         assert read_memory(made).stop <= max(covered, starts[-2] if policy.snapshot.tail == "text" else 0)
     splice(made, view(history, 8_000))
+
+
+def test_the_two_newest_user_turns_stay_whatever_is_between_them() -> None:
+    history = [*tasks(5), *turn(8, 9, 250), user("Do task 9.")]
+    sent = render(history, plan(history))
+    assert [each["content"] for each in sent if each["role"] == "user"][1:] == ["Do task 8.", "Do task 9."]
 
 
 def test_of_a_long_second_newest_turn_what_fits_stays() -> None:

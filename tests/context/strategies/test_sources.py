@@ -33,6 +33,16 @@ def test_these_kinds_are_served(kind: str) -> None:
     assert is_source_kind(kind)
 
 
+@pytest.mark.parametrize("kind", ["", "tick:now", "broadcast:", "broadcast: x", "broadcast:a\nb", "peer", "direct x"])
+def test_no_others_are(kind: str) -> None:
+    assert not is_source_kind(kind)
+
+
+def test_the_newest_source_wins_whatever_its_kind() -> None:
+    messages = see([user("a"), said("b"), named("broadcast:ann"), *act("1", "ls", "x"), said("c")])
+    assert find_source(messages, {}, 20) == PromptSource(2, "broadcast:ann")
+
+
 def test_what_a_request_told_goes_before_the_name() -> None:
     messages = see([named("broadcast"), said("b")])
     assert find_source(messages, {0: "broadcast:bob"}, 20) == PromptSource(0, "broadcast:bob")

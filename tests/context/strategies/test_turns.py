@@ -13,7 +13,7 @@ from proxy.context.conversation import BuilderPolicy, CountedMessage, TurnsPolic
 from proxy.context.strategies.turns import find_prompt
 from proxy.model.epoch import Kept, Written
 from proxy.wire import FORMATS
-from tests.support.views import RawMessage, act, count, render, result, said, see, splice, user, view, view_seen
+from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view, view_seen
 
 POLICY = BuilderPolicy()
 
@@ -42,6 +42,12 @@ def test_a_turn_has_the_words_before_it_and_the_newest_complete_loop() -> None:
     assert send([*past, *now]) == [user("Do task 4."), *act("c4-1", "run 4 1", "out 4 " * 40), *now]
 
 
+def test_the_size_does_not_depend_on_what_lies_before_the_turn() -> None:
+    now = [user("Go on.")]
+    sizes = {len(send([*tasks(turns), *now])) for turns in (2, 10, 300)}
+    assert sizes == {4}
+
+
 @pytest.mark.parametrize(("turns", "kept"), [(1, []), (2, [2]), (3, [1, 2])])
 def test_so_many_turns_of_the_users_words_are_sent(turns: int, kept: list[int]) -> None:
     sent = send([*tasks(3), user("Go on.")], policy=BuilderPolicy(turns=TurnsPolicy(user_turns=turns)))
@@ -60,6 +66,25 @@ def test_a_note_stands_where_the_assistant_would_be_first() -> None:
     assert isinstance(asked, Written)
     assert asked.text.endswith("Search them with context_recall.]")
     assert count(asked.text) <= 60
+
+
+def test_a_loop_without_a_result_is_none() -> None:
+    open_call = [user("Do it."), call("c9", "wait")]
+    sent = send([*tasks(2), *open_call, user("Never mind.")])
+    assert sent[0] == user("Do task 1.") or "palimpsest" in sent[0]["content"]
+    assert [each for each in sent if each.get("tool_calls")] == [call("c1-1", "run 1 1")]
+
+
+def test_a_loop_is_looked_for_in_the_newest_messages_only() -> None:
+    chat = [each for number in range(12) for each in (user(f"Question {number}?"), said("An answer."))]
+    now = [*tasks(1), *chat, user("And now?")]
+    assert send(now) == [user("Question 11?"), user("And now?")]
+    assert len(send(now, policy=BuilderPolicy(turns=TurnsPolicy(scan_messages=40)))) == 5
+
+
+def test_a_turn_stays_whole_below_the_high_mark() -> None:
+    long = [user("Do all."), *(each for i in range(30) for each in act(f"d{i}", f"step {i}", "x" * 400))]
+    assert send([*tasks(4), *long])[-len(long) :] == long
 
 
 def test_at_the_high_mark_the_oldest_loops_of_the_turn_leave_and_its_prompt_stays() -> None:

@@ -393,6 +393,12 @@ async def test_only_the_administrator_reads_and_decides(managed: Managed, path: 
         assert (await managed.served.ask(asked)).status in (401, 403)
 
 
+async def test_a_revert_needs_the_administrator(managed: Managed) -> None:
+    asked = request("POST", f"{API}/sessions/{managed.session}/epochs/1/revert")
+    assert (await managed.served.ask(asked)).status == 401
+    assert len(await managed.load("/sessions/{id}/epochs")) == 1
+
+
 class Compacting:
     """Compacts as it was told; `asked` is what for."""
 

@@ -165,6 +165,11 @@ async def test_nothing_waits_for_an_order_that_never_ends(bench: Bench) -> None:
     never.cancel()
 
 
+async def test_inputs_may_be_many(bench: Bench) -> None:
+    response = await bench.ask(inputs=["x" * 1000] * 200)
+    assert json.loads(response.text.splitlines()[-1])["totals"]["succeeded"] == 200
+
+
 async def test_agents_have_sessions_and_no_tools_but_recall(bench: Bench) -> None:
     bench.model.say = lambda request, number: Reply("done")
     parent = json.loads((await bench.client.post("/-/api/sessions", json={"model": "m1"})).text)["id"]

@@ -187,6 +187,20 @@ async def test_sessions_are_found_by_what_their_summaries_say(talk: Served, arch
         assert [row["id"] for row in await load_pages(talk, "?model=gpt-a", size)] == ["three", "one"]
 
 
+async def test_a_listing_goes_on_behind_its_last_session(talk: Served, archive: ReadableArchive) -> None:
+    for name in ("one", "two"):
+        key = replace(archive.of(Opening)[0].session, id=name, family=name)
+        archive.append(replace(archive.of(Opening)[0], exchange=name, session=key))
+    rows = await load(talk)
+    assert [row["family"] for row in rows] == ["two", "one", "talk"]
+    for size in (1, 2, 3, 4):
+        assert await load_pages(talk, "", size) == rows
+    assert await load_pages(talk, "?family=t", 1) == [rows[0], rows[2]]
+    page = json.loads((await get(talk, "?limit=1")).body)
+    archive.append(replace(archive.of(Opening)[0], exchange="more", session=replace(key, id="more", family="more")))
+    assert await load(talk, f"?cursor={page['next']}") == rows[1:]  # a session that comes meanwhile moves nothing
+
+
 async def test_a_session_has_its_tree(talk: Served, archive: ReadableArchive) -> None:
     for prefix in (id_of(archive), id_of(archive)[:4]):
         shown = await load(talk, f"/{prefix}")
@@ -332,6 +346,16 @@ PATHS = pytest.mark.parametrize(
         "/{id}/export",
     ],
 )
+
+
+@PATHS
+async def test_a_head_is_that_of_a_get(talk: Served, archive: ReadableArchive, path: str) -> None:
+    whole = path.replace("{id}", id_of(archive))
+    got, head = await get(talk, whole), await get(talk, whole, "HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers == tuple(field for field in got.headers if field[0] != b"transfer-encoding")
+    missing = await get(talk, "/zzz", "HEAD")
+    assert (missing.status, missing.body) == (404, b"")
 
 
 @PATHS

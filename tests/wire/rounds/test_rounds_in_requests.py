@@ -65,6 +65,13 @@ def test_the_clients_tools_may_exclude_ours(form: Format, tools: Any, why: str) 
     assert find_obstacle(form, bare, TOOL) == "the request has no tools"
 
 
+def test_names_inside_other_kinds_of_tools_count() -> None:
+    custom = {"type": "custom", "custom": {"name": TOOL}}
+    space = {"type": "namespace", "name": "x", "tools": [{"name": TOOL}]}
+    assert "of its own" in find_obstacle(CHAT, split(CHAT, tools=[custom]), TOOL)
+    assert "of its own" in find_obstacle(RESPONSES, split(RESPONSES, tools=[space]), TOOL)
+
+
 @pytest.mark.parametrize(
     ("form", "members"),
     [
@@ -147,6 +154,23 @@ def test_the_next_round_is_the_request_with_more_at_its_end(form: Format) -> Non
     assert again.startswith(more[: len(more) - len(spelled) + at])
 
 
+def test_results_are_spelt_as_each_format_has_them() -> None:
+    result = (OwnResult("a", "x"),)
+    end = RoundEnd()
+    [chat] = json.loads(continue_request(CHAT, b'{"messages":[]}', end, result))["messages"]
+    [message] = json.loads(continue_request(MESSAGES, b'{"messages":[]}', end, result))["messages"]
+    [item] = json.loads(continue_request(RESPONSES, b'{"input":[]}', end, result))["input"]
+    assert chat == {"role": "tool", "tool_call_id": "a", "content": "x"}
+    assert message == {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}
+    assert item == {"type": "function_call_output", "call_id": "a", "output": "x"}
+    assert json.loads(continue_request(MESSAGES, b'{"messages":[]}', end, ()))["messages"] == []
+
+
+def test_a_text_as_input_becomes_a_message() -> None:
+    more = continue_request(RESPONSES, b'{"input": "hi" , "z": 1}', END, ())
+    assert more == b'{"input": [{"role":"user","content":"hi"},{"said":1}] , "z": 1}'
+
+
 def test_a_body_that_cannot_be_continued_is_refused() -> None:
     for body in (b"x", b'{"a":1}'):
         with pytest.raises(ValueError, match="no messages"):
@@ -168,6 +192,11 @@ def test_what_is_left_of_the_output_limit_goes_with_it(form: Format, member: str
     assert json.loads(continue_request(form, body, END, ()))[member] == left
     untold = RoundEnd(answer=END.answer)
     assert json.loads(continue_request(form, body, untold, ()))[member] == asked
+
+
+def test_a_limit_stays_above_the_budget_of_thinking() -> None:
+    body = split(MESSAGES, max_tokens=1040, thinking={"type": "enabled", "budget_tokens": 1024}).content
+    assert json.loads(continue_request(MESSAGES, body, END, ()))["max_tokens"] == 1040
 
 
 @pytest.mark.parametrize(("form", "expected"), [(CHAT, "none"), (RESPONSES, "none"), (MESSAGES, None)])
@@ -219,6 +248,21 @@ def test_a_later_request_repeats_what_was_sent_and_received(speaker: Speaker, is
     assert restored == restore_answer(form, TOOL, [PlayedRound(each.answer, answer(each)) for each in ends], (follows,))
     for body, end in zip(bodies, ends, strict=True):
         assert read_round(form, TOOL, body, is_stream=is_stream) == end
+
+
+def test_results_of_both_stand_in_one_message() -> None:
+    played = [PlayedRound((b'{"role":"assistant","content":[]}',), (OwnResult("a", "x"),))]
+    ours = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
+    theirs = {"type": "tool_result", "tool_use_id": "b", "content": "y", "cache_control": {"type": "ephemeral"}}
+    for content, parts in (([theirs], [theirs]), ("words", [{"type": "text", "text": "words"}])):
+        following = json.dumps({"role": "user", "content": content, "z": 1}).encode()
+        [*_, last, more] = restore_answer(MESSAGES, TOOL, played, (following, b"{}"))
+        assert json.loads(last) == {"role": "user", "content": [ours, *parts], "z": 1}
+        assert more == b"{}"
+    [*_, alone] = restore_answer(MESSAGES, TOOL, played)
+    assert json.loads(alone)["content"] == [ours]
+    [*_, own, other] = restore_answer(MESSAGES, TOOL, played, (b'{"role":"assistant"}',))
+    assert (json.loads(own)["content"], other) == ([ours], b'{"role":"assistant"}')
 
 
 @SPEAKING

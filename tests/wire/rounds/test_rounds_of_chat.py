@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.wire import FORMATS
-from proxy.wire.rounds import OwnCall
+from proxy.wire.rounds import OwnCall, make_stitcher
 from proxy.wire.streams import ServerEvent, read_events
 from tests.support.rounds import TOOL, play
 
@@ -54,6 +54,33 @@ def assemble(*streams: bytes) -> dict[str, Any]:
 
 
 LAST = chunk({"role": "assistant", "content": ""}, k=1) + chunk({"content": "Found."}, k=1)
+
+
+def test_a_call_in_the_one_chunk_of_a_round_leaves_nothing() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    begun = {"role": "assistant", "content": None, **call(RECALL, 0, "a")}
+    first = chunk(begun, "tool_calls", usage=usage) + DONE
+    stitcher = make_stitcher(FORM, TOOL, is_stream=True)
+    assert stitcher.feed(first) == b""
+    assert stitcher.end_round().own == (OwnCall("a", "{}"),)
+    sent = stitch(first, LAST)
+    assert [each["id"] for each in sent] == ["c0"] * 4
+    assert {(each["created"], each["model"]) for each in sent} == {(0, "m0")}
+    assert sent[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert sent[-1]["usage"] == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+
+
+def test_the_role_is_sent_once() -> None:
+    first = (
+        chunk({"role": "assistant", "content": "Wait. "}) + chunk(call(RECALL, 0, "a")) + chunk({}, "tool_calls") + DONE
+    )
+    assert [each["choices"][0]["delta"] for each in stitch(first, LAST)[:3]] == [
+        {"role": "assistant", "content": "Wait. "},
+        {"content": ""},
+        {"content": "Found."},
+    ]
+
+
 LAST += (
     chunk({}, "stop", k=1)
     + chunk(None, k=1, usage={"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11})
@@ -90,6 +117,49 @@ def test_calls_are_told_apart_as_servers_index_and_name_them(
     [got] = assemble(stream + chunk({}, "tool_calls") + DONE)["choices"][0]["message"]["tool_calls"]
     assert got["function"] == {"name": "read", "arguments": '{"a":1}'}
     assert not json.dumps(got).count(TOOL)
+
+
+def test_ids_invented_for_each_fragment_begin_no_other_call() -> None:
+    stream = chunk(call({**RECALL, "arguments": ""}, 0, "a")) + chunk(call({"arguments": "{}"}, 0, "b"))
+    assert stitch(stream + chunk({}, "tool_calls") + DONE, LAST)[0]["choices"][0]["delta"]["content"] == ""
+
+
+def test_a_name_that_comes_late_begins_no_call_of_ours() -> None:
+    """What has passed to the client stays the client's."""
+    stream = chunk(call({"arguments": ""}, 0, "a")) + chunk(call(RECALL, 0)) + chunk({}, "tool_calls") + DONE
+    assert play(FORM, [stream])[0] == stream
+
+
+def test_an_own_call_without_an_id_gets_one() -> None:
+    _, [end, _] = play(FORM, [chunk(call(RECALL, 0)) + chunk({}, "tool_calls") + DONE, LAST])
+    assert len(end.own[0].id) == 9
+    assert end.own[0].id.isalnum()
+    assert json.loads(end.answer[0])["tool_calls"][0]["id"] == end.own[0].id
+
+
+def test_words_and_the_end_in_one_chunk_are_told_apart() -> None:
+    first = chunk({"role": "assistant", **call(RECALL, 0, "a")})
+    first += chunk({"content": "Wait."}, "stop", usage={"completion_tokens": 3}) + DONE
+    sent = stitch(first, LAST)
+    assert sent[0] == {
+        "id": "c0",
+        "created": 0,
+        "model": "m0",
+        "choices": [{"index": 0, "delta": {"content": "Wait."}, "finish_reason": None}],
+    }
+    assert assemble(first, LAST)["choices"][0]["message"]["content"] == "Wait.Found."
+    assert assemble(first)["choices"][0]["message"]["content"] == "Wait."
+
+
+def test_a_round_whose_calls_are_ignored_ends_as_one_without() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    hidden = (
+        chunk({"role": "assistant", **call(RECALL, 0, "a")}) + chunk({}, "tool_calls") + chunk(None, usage=usage) + DONE
+    )
+    value = assemble(hidden, hidden)
+    assert value["choices"][0]["finish_reason"] == "stop"
+    assert "tool_calls" not in value["choices"][0]["message"]
+    assert value["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
 
 
 def test_a_call_that_the_output_limit_has_cut_is_not_answered() -> None:
@@ -156,6 +226,13 @@ def test_fragments_of_thinking_blocks_are_sent_back_as_whole_blocks() -> None:
         sent[3],
         sent[4],
     ]
+
+
+def test_a_whole_message_in_place_of_a_delta_is_read() -> None:
+    message = {"role": "assistant", "content": None, **call(RECALL, 0, "a")}
+    first = spell({"id": "c", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}) + DONE
+    assert assemble(first, LAST)["choices"][0]["message"]["content"] == "Found."
+    assert assemble(first)["choices"][0]["finish_reason"] == "stop"
 
 
 def test_what_is_not_understood_passes() -> None:
@@ -244,3 +321,13 @@ def test_arguments_that_are_no_string_are_read() -> None:
     )
     assert end.own == (OwnCall("a", '{"a":1}'),)
     assert json.loads(end.answer[0])["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+
+
+def test_every_fragment_of_a_clients_call_behind_ours_has_the_clients_index() -> None:
+    """SDKs look calls up by index, in the order in which they came."""
+    begun = chunk({"role": "assistant", **call(RECALL, 0, "a")})
+    parts = [chunk(call({"name": "read", "arguments": ""}, 1, "b")), chunk(call({"arguments": "{}"}, 1))]
+    parts += [chunk(call({"name": "read", "arguments": "{}"}, 2, "c"))]
+    sent = stitch(begun + b"".join(parts) + chunk({}, "tool_calls") + DONE)
+    calls = [each["choices"][0]["delta"].get("tool_calls") for each in sent]
+    assert [made[0]["index"] for made in calls if made] == [0, 0, 1]

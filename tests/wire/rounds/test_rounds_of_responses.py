@@ -1,15 +1,15 @@
 """Calls of our tool in Responses: tied reasoning, numbers of events, what providers repeat, odd streams."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from proxy.wire import FORMATS
-from proxy.wire.rounds import OwnCall, make_stitcher
+from proxy.wire.rounds import OwnCall, make_stitcher, read_round
 from proxy.wire.streams import read_events
-from tests.support.rounds import TOOL, Call, ResponsesSpeaker, Text, Turn, loosen, number, play
+from tests.support.rounds import TOOL, Call, ResponsesSpeaker, Text, Thought, Turn, loosen, number, play
 
 FORM = FORMATS["responses"]
 SPEAKER = ResponsesSpeaker()
@@ -50,6 +50,38 @@ def list_output(stream: bytes) -> list[dict[str, Any]]:
     return output
 
 
+def test_events_and_items_are_numbered_without_gaps() -> None:
+    turns = number([Thought(), Text("a"), Call()], [Call(), Text("b"), Call()], [Text("c"), Call(), Call("{}", "read")])
+    written, _ = play(FORM, [SPEAKER.stream(turn) for turn in turns])
+    sent = list_sent(written)
+    assert [each["sequence_number"] for each in sent] == list(range(len(sent)))
+    added = [each["output_index"] for each in sent if each["type"] == "response.output_item.added"]
+    assert added == list(range(5))
+    assert {each["output_index"] for each in sent if "output_index" in each} == set(added)
+    assert [each["type"] for each in sent].count("response.created") == 1
+
+
+def test_numbers_go_on_behind_comments_and_events_without_one() -> None:
+    [turn] = number([Text("abcdefgh"), Call()])
+    events = SPEAKER.list_events(turn)
+    opened = next(i for i, event in enumerate(events) if TOOL.encode() in event and b"output_item" in event)
+    events.insert(opened, b': ping\n\ndata: {"type":"keepalive"}\n\n: ping\n\n')
+    for sizes in ((), (1,), (500,)):
+        sent = list_sent(play(FORM, [b"".join(events)], sizes)[0])
+        numbers = [each["sequence_number"] for each in sent if "sequence_number" in each]
+        assert numbers == list(range(len(sent) - 1))
+
+
+def test_numbers_go_on_from_those_that_have_passed() -> None:
+    begun = speak(
+        ("created", {"response": {"id": "r"}}), ("queued", {}), ("new", {}), ("output_item.added", {"item": RECALL})
+    )
+    for i in range(3, -1, -1):
+        begun = begun.replace(b'"sequence_number":%d' % i, b'"sequence_number":%d' % (2 * i + 5))
+    written, _ = play(FORM, [begun, items(WORDS)])
+    assert [each["sequence_number"] for each in list_sent(written)] == [5, 7, 9, 10, 11, 12]
+
+
 def test_items_are_sent_back_as_they_came() -> None:
     spelled = items(WORDS, TIED, RECALL)
     item = b'{ "type":"reasoning", "id":"rs_1", "summary":[], "encrypted_content":"\\u00e9=="}'
@@ -73,6 +105,16 @@ def test_the_tools_that_the_provider_repeats_are_the_clients() -> None:
     stripped = play(FORM, [body], is_stream=False)[0]
     assert TOOL.encode() not in stripped
     assert stripped.count(b", ") > 10
+
+
+def test_what_the_provider_repeats_is_of_the_first_round() -> None:
+    turns = number([Text("a"), Call()], [Text("b")])
+    written, _ = play(FORM, [SPEAKER.stream(turn) for turn in turns])
+    response = list_sent(written)[-1]["response"]
+    assert (response["id"], response["model"], response["created_at"]) == ("resp_0", "m0", 10)
+    assert response["max_output_tokens"] == 50
+    body = json.loads(play(FORM, [SPEAKER.spell_body(turn) for turn in turns], is_stream=False)[0])
+    assert (body["id"], body["max_output_tokens"]) == ("resp_0", 50)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +144,16 @@ def test_reasoning_that_is_tied_to_our_call_is_withheld(output: list[Fields], ke
         assert list_output(play(FORM, [stream, last])[0]) == [*expected, WORDS]
         bodies = [json.dumps({"output": each}).encode() for each in (output, [WORDS])]
         assert json.loads(play(FORM, bodies, is_stream=False)[0])["output"] == [*expected, WORDS]
+
+
+def test_reasoning_waits_for_what_follows_and_no_longer() -> None:
+    stitcher = make_stitcher(FORM, TOOL, is_stream=True)
+    blocks = [b"%b\n\n" % block for block in items(TIED, WORDS).split(b"\n\n")[:-1]]
+    assert stitcher.feed(blocks[0]) == blocks[0] and not stitcher.is_withholding
+    assert [stitcher.feed(block) for block in blocks[1:3]] == [b"", b""] and stitcher.is_withholding
+    assert stitcher.feed(b": ping\n\n: more\n") == b""
+    assert stitcher.feed(blocks[3]) == b"".join(blocks[1:3]) + b": ping\n\n: more\n" + blocks[3]
+    assert stitcher.feed(blocks[4]) == blocks[4] and not stitcher.is_withholding
 
 
 def test_reasoning_that_is_told_in_plain_text_passes_as_it_comes() -> None:
@@ -155,6 +207,14 @@ def test_a_client_may_go_on_from_the_last_response_of_a_provider_that_stores_all
         assert stitcher.begun_as == ("resp_0" if is_stored else "")
 
 
+def test_a_broken_stream_passes_the_reasoning_that_waits() -> None:
+    stream = items(TIED, WORDS)
+    cut = stream[: stream.index(b"data: ", stream.index(b"output_item.done")) + 9]
+    assert play(FORM, [cut]) == (cut, [play(FORM, [b""])[1][0]])
+    begun = stream[: cut.rindex(b"data: ")]
+    assert play(FORM, [begun])[0] == begun
+
+
 def test_events_behind_reasoning_wait_with_it() -> None:
     keep: tuple[str, Fields] = ("keepalive", {})
     done = ("output_item.done", {"output_index": 1, "item": TIED})
@@ -165,6 +225,17 @@ def test_events_behind_reasoning_wait_with_it() -> None:
         assert [each["type"] for each in list_sent(written)] == ["response.created", "response.keepalive"]
     plain = speak(begun[0], done, keep)
     assert play(FORM, [plain])[0] == plain
+
+
+def test_an_empty_output_of_a_backend_stays_empty() -> None:
+    """ChatGPT's own backend sends items before, and not again."""
+    first = items(WORDS, RECALL).replace(b'"output":[{', b'"output":[],"sent":[{')
+    last = items(READ).replace(b'"output":[{', b'"output":[],"sent":[{')
+    written, [end, _] = play(FORM, [first, last])
+    assert end.own == (OwnCall("c1", "{}"),)
+    assert list_output(written) == []
+    assert list_done(written) == [WORDS, READ]
+    assert list_output(play(FORM, [items(WORDS, RECALL), items()])[0]) == [WORDS]
 
 
 def test_a_stream_without_whole_items_is_read_from_its_deltas() -> None:
@@ -193,6 +264,15 @@ def test_items_are_known_by_their_ids_where_they_have_no_index() -> None:
     written, [end] = play(FORM, [speak(*sent)])
     assert [each["type"] for each in list_sent(written)[1:]] == ["response.output_item.done", "response.completed"]
     assert end.has_client_calls
+
+
+def test_a_failure_inside_a_hidden_round_passes() -> None:
+    failed = {"id": "r", "status": "failed", "error": {"message": "overloaded"}, "output": []}
+    stream = speak(("created", {"response": {"id": "r"}}), ("output_item.added", {"output_index": 0, "item": RECALL}))
+    stream += speak(("failed", {"response": failed}))
+    written, [end] = play(FORM, [stream])
+    assert [each["type"] for each in list_sent(written)] == ["response.created", "response.failed"]
+    assert (end.error, end.can_continue) == ("overloaded", False)
 
 
 def test_an_incomplete_round_with_a_call_of_ours_ends_incomplete() -> None:
@@ -240,3 +320,40 @@ def test_a_body_that_is_no_answer_passes() -> None:
         assert written == error
         assert (bool(end.own), last.can_continue) == (True, False)
     assert play(FORM, [], is_stream=False)[0] == b""
+
+
+def list_kinds(output: Sequence[Fields]) -> list[str]:
+    return [item["type"] for item in output]
+
+
+def test_calls_of_the_provider_are_no_calls_of_the_client() -> None:
+    served = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    written, [end] = play(FORM, [items(served, RECALL)])
+    assert end.can_continue
+    assert list_kinds(list_output(written)) == ["web_search_call"]
+
+
+def test_a_recorded_stream_without_its_last_line_is_read_alike() -> None:
+    stream = items(WORDS, RECALL)
+    whole = read_round(FORM, TOOL, stream, is_stream=True)
+    assert whole.can_continue
+    assert read_round(FORM, TOOL, stream[:-2], is_stream=True) == whole
+
+
+def test_more_blank_lines_than_needed_pass() -> None:
+    stream = items(WORDS, RECALL).replace(b"\n\n", b"\n\n\n")
+    for sizes in ((), (1,)):
+        written, [end] = play(FORM, [stream], sizes)
+        assert end.can_continue
+        assert list_output(written) == [WORDS]
+
+
+def test_reasoning_whose_beginning_was_lost_waits_alike() -> None:
+    other = {**TIED, "id": "rs_2"}
+    sent: list[tuple[str, Fields]] = [("created", {"response": {"id": "r"}})]
+    sent += [("output_item.added", {"output_index": 0, "item": RECALL})]
+    sent += [("output_item.done", {"output_index": i, "item": item}) for i, item in ((1, TIED), (2, other))]
+    ended = {"id": "r", "status": "completed", "output": [RECALL, TIED, other]}
+    written, [end] = play(FORM, [speak(*sent, ("completed", {"response": ended}))])
+    assert list_done(written) == list_output(written) == [TIED]
+    assert [json.loads(each) for each in end.answer] == [RECALL, TIED, other]

@@ -98,6 +98,14 @@ def test_a_name_that_may_become_ours_waits_no_longer_than_it_may() -> None:
     assert all(map(stitcher.feed, CHAT.list_events(number([Call("{}", "read")])[0])))
 
 
+def test_a_stream_that_breaks_off_inside_a_name_passes_what_came() -> None:
+    [turn] = number([Call('{"p":1}', TOOL)])
+    begun = b"".join(_cut_names(CHAT.list_events(turn), 4)[:2])
+    assert play(CHAT.form, [begun])[0] == begun
+    written, _ = play(CHAT.form, [CHAT.stream(turn), begun])
+    assert b'"cont"' in written
+
+
 Edit = Callable[[list[bytes]], list[bytes]]
 
 
@@ -183,3 +191,10 @@ def test_an_error_that_follows_a_hidden_round_has_the_next_number(speaker: Speak
     stitcher.end_round()
     error = speaker.form.spell_error({"type": "server_error", "message": "busy"}, stitcher.next_number)
     assert stitcher.has_call and find_faults(speaker.form.name, written + error) == []
+
+
+def test_the_end_may_name_another_response_that_is_stored() -> None:
+    turns = number([Text("a"), Call()], [Text("b")])
+    written, _ = play(RESPONSES.form, [RESPONSES.stream(turn) for turn in turns], is_stored=True)
+    assert find_faults("responses", written) == ["the response has the ids ['resp_0', 'resp_1']"]
+    assert find_faults("responses", written, is_stored=True) == []

@@ -104,6 +104,22 @@ def test_results_stand_behind_their_calls_also_those_that_come_late_or_never() -
     assert words["text"] == "meanwhile"
 
 
+def test_calls_at_the_end_may_be_without_results() -> None:
+    assert turn(CHAT, RESPONSES, TALK[0], ask_chat("a")) == [
+        TALK_AS_ITEMS[0], {"type": "function_call", "call_id": "a", "name": "read", "arguments": '{"path":"a"}'},
+    ]  # fmt: skip
+    both = {**ask_chat("a"), "tool_calls": [*ask_chat("a")["tool_calls"], *ask_chat("b")["tool_calls"]]}
+    found = turn(CHAT, CHAT, TALK[0], both, tell_chat("b", "x"))
+    assert [each.get("content") for each in found[2:]] == ["(no result)", "x"]
+
+
+def test_arguments_that_are_no_object_are_one_in_a_format_that_wants_one() -> None:
+    (_, first), (_, second) = (
+        turn(CHAT, MESSAGES, TALK[0], ask_chat("a", arguments)) for arguments in ("*** Patch", " ")
+    )
+    assert first["content"][0]["input"] == {"input": "*** Patch"} and second["content"][0]["input"] == {}
+
+
 def test_ids_fit_every_format_and_stay_unique() -> None:
     long = "functions.read:0" + "x" * 60
     values = (
@@ -203,6 +219,12 @@ def test_what_begins_with_an_answer_begins_with_a_word_of_the_user_where_it_has_
     found = turn(CHAT, MESSAGES, {"role": "assistant", "content": "hi"}, {"role": "assistant", "content": " "})
     assert [each["role"] for each in found] == ["user", "assistant"]
     assert turn(CHAT, MESSAGES) == turn(CHAT, MESSAGES, {"role": "user", "content": ""}) == []
+
+
+def test_other_roles_are_the_user_s_or_the_system_s() -> None:
+    found = turn(CHAT, CHAT, {"role": "critic", "content": "hm"}, {"role": "developer", "content": "be brief"})
+    assert [each["role"] for each in found] == ["user", "system"]
+    assert turn(CHAT, MESSAGES, {"role": "developer", "content": "be brief"})[0]["role"] == "user"
 
 
 @pytest.mark.parametrize("raw", [b"1", b'"x"', b"[]", b"{", b'{"role":"user","content":"\\ud800"}', b'{"role":5}'])

@@ -29,7 +29,7 @@ import msgspec
 from benchmarks.report import describe_machine, render_number, render_table
 from benchmarks.run import write_report
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
-from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
+from proxy.model.lineage import Lineage, NodeRow, Reply, compute_chain_root, extend_chain
 from proxy.model.log import Record
 from proxy.model.manifest import ChainPiece, Manifest, chain_slices, compute_root_link, encode_recipe
 from proxy.store.policy import StorePolicy
@@ -103,7 +103,7 @@ class Agent:
         )
         base = self._depth
         nodes = self._grow(contents)
-        step = Step(exchange, "append", False, self._node, self._depth, base, nodes, ())
+        step = Lineage(exchange, "append", False, self._node, self._depth, base, nodes, ())
         received = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % self._write()[:900] * 3
         answer = b'{"choices":[{"message":{"content":"%b"}}]}' % self._write()
         outcome = Outcome(exchange, 0, 200, _HEADERS, "complete", received, len(received), b"", Timings(1.0, 2.0, 3.0))

@@ -163,7 +163,7 @@ def measure_turns(history: list[Message], rounds: int, *, is_respelled: bool = F
         if i % 4 >= 2:
             parts.append(take_time(lambda body=body: bare.receive(body))[0])
         loads.append(take_time(lambda body=body: orjson.loads(body))[0])
-        assert received.step is not None and received.step.relation == ("append" if i else "root")
+        assert received.lineage is not None and received.lineage.relation == ("append" if i else "root")
         desk.answer(received, f"answer {i}")
         history = grow(history, i)
     return Figures(*(statistics.median(each[1:]) for each in (whole, parts, loads)))

@@ -27,7 +27,7 @@ from proxy.config import load_settings
 from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import Epoch, Kept, Plan, Rung, Written
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
-from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
+from proxy.model.lineage import Lineage, NodeRow, Reply, compute_chain_root, extend_chain
 from proxy.model.log import Record
 from proxy.model.manifest import ChainPiece, Manifest, Slice, chain_slices, compute_root_link, encode_recipe
 from proxy.model.messages import LEDGER_HEAD
@@ -141,7 +141,7 @@ def make_calls(number: int, count: int) -> Iterator[list[tuple[Record, ...]]]:
             (
                 Opening(name, key, "managed", "anthropic_messages", "manage", _MODEL, "POST", "/v1/messages", _HEADERS,
                         body.add(new), at_ms),
-                Step(name, "append", False, asked, depth, depth - 1, (NodeRow(asked, before, False),), ()),
+                Lineage(name, "append", False, asked, depth, depth - 1, (NodeRow(asked, before, False),), ()),
                 Round(name, 0, "anthropic", managed),
                 plan,
             ),

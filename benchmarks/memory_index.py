@@ -9,14 +9,14 @@ from proxy.retrieval.postings import (
     PASSAGE_BITS,
     PLACE_SHIFT,
     SESSION_SHIFT,
+    IndexedText,
     Lane,
     LaneStatistics,
-    Source,
     make_place,
 )
 from proxy.retrieval.terms import list_grams
 
-Text = tuple[int, Source]
+Text = tuple[int, IndexedText]
 """The number of the turn, and what was said in it."""
 
 
@@ -31,7 +31,7 @@ class MemoryIndex:
         self.texts: dict[int, str] = {}
         self.accept: Callable[[int], bool] = bool
 
-    def add(self, session: int, turn: int, sources: Sequence[Source]) -> list[int]:
+    def add(self, session: int, turn: int, sources: Sequence[IndexedText]) -> list[int]:
         """Index the sources of one message, and return the keys of their entries."""
         places = self._places.setdefault(session, array("q"))
         entries = []

@@ -21,9 +21,9 @@ import msgspec
 from benchmarks.jobs import Spread, measure_spread
 from benchmarks.report import describe_machine, render_number, render_table
 from benchmarks.run import write_report
-from proxy.engine.ports import MOST_MARKS
+from proxy.engine.ports import MOST_FINGERPRINTS
 from proxy.model.exchange import Opening, SessionKey
-from proxy.model.lineage import CallFingerprint, NodeRow, Step, compute_chain_root, extend_chain
+from proxy.model.lineage import CallFingerprint, Lineage, NodeRow, compute_chain_root, extend_chain
 from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer
@@ -37,7 +37,7 @@ _BODY = make_manifest(b"{}")
 
 _OURS, _THEIRS = b"t" * 16, b"u" * 16
 _MOST_MS = 10
-_MARKS = MOST_MARKS
+_MARKS = MOST_FINGERPRINTS
 _HEAD = ("question", "cache", "asked", "median, ms", "p99, ms", "worst, ms")
 
 Question = tuple[Sequence[bytes], Sequence[str], SessionKey]
@@ -65,7 +65,7 @@ def make_nodes(number: int, count: int) -> list[NodeRow]:
     return rows
 
 
-def make_session(number: int, count: int) -> tuple[Opening, Step]:
+def make_session(number: int, count: int) -> tuple[Opening, Lineage]:
     rows = make_nodes(number, count)
     key = make_key(name_session(number), _THEIRS if count != _MESSAGES or number % 10 == 0 else _OURS)
     exchange = f"x{number}"
@@ -73,7 +73,7 @@ def make_session(number: int, count: int) -> tuple[Opening, Step]:
     marks = tuple(
         CallFingerprint(name_call(number, at), row.node, row.node) for at, row in enumerate(rows) if row.is_answer
     )
-    return opening, Step(exchange, "root", False, rows[-1].node, count, 0, tuple(rows), marks)
+    return opening, Lineage(exchange, "root", False, rows[-1].node, count, 0, tuple(rows), marks)
 
 
 def build(path: Path, sessions: int) -> None:

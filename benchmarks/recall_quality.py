@@ -22,7 +22,7 @@ from benchmarks.dialogues import Dialogue, make_dialogue
 from benchmarks.economy import Replay, cut_and_join
 from benchmarks.memory_index import MemoryIndex
 from proxy.retrieval.dates import find_stated_time
-from proxy.retrieval.postings import Source, SourceRole, get_kind, get_turn
+from proxy.retrieval.postings import IndexedText, TextRole, get_kind, get_turn
 from proxy.retrieval.query import QueryWeights, make_question
 from proxy.retrieval.ranking import Ranking, RankingWeights, search
 from proxy.retrieval.snippets import Snippet, estimate_tokens, fill
@@ -93,17 +93,17 @@ class Recorded:
         self.messages.append(message)
         self._ends.append(end)
 
-    def _list_sources(self, message: RawMessage) -> Iterator[Source]:
+    def _list_sources(self, message: RawMessage) -> Iterator[IndexedText]:
         text, arguments = self._c.text_of(message), self.list_arguments(message)
         if message["role"] == "tool":
-            yield Source(text=text, role="tool", kind="output", card=self._led)
+            yield IndexedText(text=text, role="tool", kind="output", card=self._led)
             return
-        roles: dict[str, SourceRole] = {"user": "user", "assistant": "assistant"}
+        roles: dict[str, TextRole] = {"user": "user", "assistant": "assistant"}
         role = roles.get(message["role"], "other")
         if text:
-            yield Source(text=text, role=role, kind="message")
+            yield IndexedText(text=text, role=role, kind="message")
         if arguments:
-            yield Source(text=arguments, role=role, kind="arguments")
+            yield IndexedText(text=arguments, role=role, kind="arguments")
 
     def list_arguments(self, message: RawMessage) -> str:
         return "\n".join(self._c.decode_args(each) for each in self._c.args_of(message))
@@ -188,8 +188,8 @@ def index_dialogue(index: MemoryIndex, session: int, dialogue: Dialogue) -> None
     for number, turn in enumerate(dialogue.turns):
         found = find_stated_time(turn.text)
         stated = found if found is not None else stated
-        role: SourceRole = "user" if turn.role == "user" else "assistant"
-        source = Source(
+        role: TextRole = "user" if turn.role == "user" else "assistant"
+        source = IndexedText(
             text=turn.text, role=role, kind="message", sender=turn.sender, at_ms=_NOW_MS, stated_ms=stated
         )  # fmt: skip
         index.add(session, number, [source])

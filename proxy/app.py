@@ -128,7 +128,7 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
     with listener:
         _check_address(settings, *listener.getsockname()[:2])
         tracing = _open_tracing(settings)
-        engine = await build_engine(settings, mark=tracing.mark if tracing is not None else None)
+        engine = await build_engine(settings, trace=tracing.add_headers if tracing is not None else None)
         seconds_left = math.inf
         try:
             policy = replace(policy, hop_id=engine.network.hop_id)

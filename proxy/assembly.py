@@ -18,7 +18,7 @@ from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
 from proxy.engine.events.webhooks import Webhook, WebhookPolicy, Webhooks
-from proxy.engine.exchange import ExchangeService, MarkHeaders
+from proxy.engine.exchange import ExchangeService, TraceHeaders
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
@@ -122,12 +122,12 @@ async def build_engine(
     *,
     clock: Clock | None = None,
     connect: Connect = build_upstream,
-    mark: MarkHeaders | None = None,
+    trace: TraceHeaders | None = None,
 ) -> Engine:
     """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict.
 
     With `connect`, which returns other upstreams, it is for a replay: its calls wait for plans, nothing is indexed, and
-    `clock` is not the machine's. `mark` returns the headers of what is sent upstream.
+    `clock` is not the machine's. `trace` returns the headers of what is sent upstream.
     """
     policy, clock, is_replay = settings.engine_policy(), clock or SystemClock(), connect is not build_upstream
     archive, tasks = open_sqlite(settings.store_policy(), asyncio.get_running_loop()), TaskRunner()
@@ -142,7 +142,9 @@ async def build_engine(
     embed = build_embedding(settings.recall.embedding_model, context.trigger, worker)
     index = SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
     recall = Recall(archive, index, clock, settings.recall)
-    exchanges = _build_exchanges(settings, archive, relay, network.routes, context.controller, recall=recall, mark=mark)
+    exchanges = _build_exchanges(
+        settings, archive, relay, network.routes, context.controller, recall=recall, trace=trace
+    )
     trigger, sandbox = context.trigger, SandboxProcesses()
     conversations = Conversations(exchanges, archive, models, trigger.worker.schedule, policy.record_cap_bytes)
     live = LiveSessions(exchanges, trigger.worker, context.memory.memory, worker, sandbox)
@@ -203,7 +205,7 @@ def _build_exchanges(
     controller: ContextController,
     *,
     recall: Recall,
-    mark: MarkHeaders | None,
+    trace: TraceHeaders | None,
 ) -> ExchangeService:
     policy, bus, clock, reader = settings.engine_policy(), relay.bus, relay.clock, relay.reader
     resolver = RequestResolver(policy, routes, reader=reader, clock=clock, ids=SystemIds())
@@ -220,7 +222,7 @@ def _build_exchanges(
             settings.nudge, policy, archive, resolver, bus=bus, clock=clock, turns=settings.turns, providers=providers
         ),
         loops=LoopWatch(bus, loops.threshold, loops.action) if loops.threshold else None,
-        mark=mark,
+        trace=trace,
     )
 
 

@@ -64,6 +64,8 @@ FEATURE_WORDS = frozenset(
     }
 )  # fmt: skip
 _NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Words that once had several meanings; what each means is in ARCHITECTURE.md.
+WORDS = ("hold", "level", "mark", "source", "view")
 _SKIPPED = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -178,6 +180,15 @@ def list_outside_sets(text: str) -> Iterator[int]:
 
 def _is_own(value: ast.expr) -> bool:
     return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def list_names_with(word: str, text: str) -> Iterator[str]:
+    """Yield the names of classes, functions and annotated variables that have this word, in the singular or plural."""
+    for node in ast.walk(ast.parse(text)):
+        name = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "name", None)
+        told = name.id if isinstance(name, ast.Name) else name
+        if isinstance(told, str) and {word, f"{word}s"} & {part.lower() for part in _NAME_PART.findall(told)}:
+            yield told
 
 
 def count_feature_words(text: str) -> int:

@@ -15,11 +15,13 @@ import pytest
 
 from scripts.measure_house import (
     ALIKE_BY_NATURE,
+    WORDS,
     count_feature_words,
     count_tokens,
     is_by_nature,
     is_feature,
     list_alike,
+    list_names_with,
     list_outside_sets,
     list_structs,
     measure,
@@ -105,6 +107,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
+MOST_NAMES_WITH = {"hold": 0, "level": 0, "mark": 0, "source": 0, "view": 0}
 MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 144, 107
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
@@ -352,6 +355,12 @@ def test_figures_only_go_down() -> None:
     assert figures.feature_words <= MOST_FEATURE_WORDS
 
 
+def test_a_word_keeps_its_meaning() -> None:
+    """A new name with one of these words is counted, so that somebody asks whether it means what the word means."""
+    found = {word: sum(1 for source in PACKAGE for _ in list_names_with(word, source.text)) for word in WORDS}
+    assert {word: count for word, count in found.items() if count > MOST_NAMES_WITH[word]} == {}
+
+
 def test_each_figure_counts_what_it_is_to_count() -> None:
     assert count_tokens('"""Words."""\n# more\nx = call(1)  # and more\n') == 6
     assert is_feature("proxy/sdk/session.py") and not is_feature("proxy/engine/relay.py")
@@ -365,6 +374,8 @@ def test_each_figure_counts_what_it_is_to_count() -> None:
     )
     assert list_alike(structs) == ["x.py: A = y.py: B", "y.py: B = z.py: C"]
     assert list(list_outside_sets("self.x = 1\na.x = 1\na.b.y += 1\nsetattr(a, 'z', 1)\nx = 1\n")) == [2, 3, 4]
+    text = "class RoundSource:\n    x: int\n    sources: int\ndef resourceful(): ...\nasync def find_sources(): ...\n"
+    assert list(list_names_with("source", text)) == ["RoundSource", "find_sources", "sources"]
     assert count_feature_words("def run(call):\n    call.recall_tool(pinned, held_path=1)\n") == 2
 
 

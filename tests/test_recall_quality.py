@@ -4,7 +4,7 @@ from benchmarks.chats import make_chat
 from benchmarks.dialogues import make_dialogue
 from benchmarks.memory_index import MemoryIndex
 from benchmarks.recall_quality import Tally, measure_dialogues, measure_speed, pick_keywords
-from proxy.retrieval.postings import Source
+from proxy.retrieval.postings import IndexedText
 
 
 def test_a_seed_makes_the_same_dialogue() -> None:
@@ -30,7 +30,7 @@ def test_the_ranking_finds_more_than_plain_bm25() -> None:
 def test_keywords_are_the_rarest_words_that_occur() -> None:
     index = MemoryIndex()
     for turn, text in enumerate(("common words", "common thing", "common special")):
-        index.add(1, turn, [Source(text=text, role="user", kind="message")])
+        index.add(1, turn, [IndexedText(text=text, role="user", kind="message")])
     assert pick_keywords("a common special word that is absent: words foo_bar", index) == "special word words"
 
 

@@ -28,7 +28,7 @@ _LONG = 2
 class SentPrompt(Value):
     """A prompt that was sent, and the usage that came back.
 
-    `nodes` are those of the client's messages, `layers` as in `Step`. `rewriting` names what was sent in place of the
+    `nodes` are those of the client's messages, `layers` as in `Lineage`. `rewriting` names what went in place of the
     beginning of its history: an epoch, or a fallback level. `why` that epoch was opened is set in its first prompt.
     `ready_ms` is when the response began: no prompt that was sent before can have read this one.
     """

@@ -45,7 +45,7 @@ from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, drop
 
 _log = logging.getLogger("palimpsest.requests")
 
-MarkHeaders = Callable[[OpenExchange, Headers, bytes], Headers]
+TraceHeaders = Callable[[OpenExchange, Headers, bytes], Headers]
 """Returns the headers of a request as they are sent, with its place in a trace. The body is empty if it streams."""
 
 _OK = 200
@@ -55,7 +55,7 @@ _REFUSED_FORM = frozenset({400, 413, 422})
 class ExchangeService:
     """Carries client calls. A TaskRunner keeps every call until its record is complete.
 
-    `mark` is None unless calls are traced.
+    `trace` is None unless calls are traced.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class ExchangeService:
         recall: RecallRounds | None = None,
         histories: HeldHistories | None = None,
         loops: LoopWatch | None = None,
-        mark: MarkHeaders | None = None,
+        trace: TraceHeaders | None = None,
     ) -> None:
-        self._mark = mark
+        self._trace = trace
         self._histories = histories
         self._loops = loops
         self._recall = recall
@@ -268,14 +268,14 @@ class ExchangeService:
                 records.append(held.make_record(request))
         if request.encoded:
             records.append(self._keep_encoded(request))
-        step = request.step
-        if step is None:
+        lineage = request.lineage
+        if lineage is None:
             return (opening, *records)
         if isinstance(request, ManagedRequest):
-            step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
+            lineage = replace(lineage, layers=digest_layers(request.split, request.chain.preamble))
             if request.kind != "recorded":  # nothing was sent, so that no cache has it
-                self._controller.note_prompt(request, step.layers)
-        records.append(step)
+                self._controller.note_prompt(request, lineage.layers)
+        records.append(lineage)
         if isinstance(request, ManagedRequest) and request.source:
             records += _note_source(self._controller.states, request)
         return (opening, *records)
@@ -361,7 +361,7 @@ class ExchangeService:
         """
         is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
         own = accept_identity_only(request.headers) if is_read else request.headers
-        mark = self._mark
+        trace = self._trace
         own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
 
         def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
@@ -373,8 +373,8 @@ class ExchangeService:
                 headers = drop_encoding(headers)
             if form is not None and isinstance(body, bytes) and body is not request.body:
                 headers = form.add_needed_headers(headers, body)
-            if mark is not None:
-                headers = mark(exchange, headers, body if isinstance(body, bytes) else b"")
+            if trace is not None:
+                headers = trace(exchange, headers, body if isinstance(body, bytes) else b"")
             return request.upstream.send(request.method, request.target, headers, sent)
 
         return send

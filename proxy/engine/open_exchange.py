@@ -96,7 +96,7 @@ class Retry:
     epoch: Epoch | None = None  # the one that it is sent under
 
 
-class RoundSource(Protocol):
+class HiddenRounds(Protocol):
     """The rounds of an answer in which a model recalls. The client gets one response (`engine/recall/rounds`)."""
 
     @property
@@ -177,7 +177,7 @@ class RoundSource(Protocol):
         ...
 
 
-class RetrySource(Protocol):
+class Retries(Protocol):
     """Decides what is sent after a refusal. No method raises: an error inside means that nothing else is sent."""
 
     def read_start(self, content: bytes) -> Start:
@@ -218,11 +218,11 @@ class OpenExchange:
     # milliseconds, so that a quick response shares its commit.
     is_urgent: bool = False  # the request asks for a stream
     has_body: bool = True  # the whole body is in memory; otherwise it streams through, and its end records the opening
-    make_retries: Callable[[], RetrySource] | None = None  # None if nothing else could be sent after a refusal
-    retries: RetrySource | None = None
-    rounds: RoundSource | None = None  # set if a model may recall in its answer
+    make_retries: Callable[[], Retries] | None = None  # None if nothing else could be sent after a refusal
+    retries: Retries | None = None
+    rounds: HiddenRounds | None = None  # set if a model may recall in its answer
     # Returns the rounds of the answer to a body that is sent under an epoch, or None if it has not our tool.
-    make_rounds: Callable[[bytes, Epoch | None], RoundSource | None] | None = None
+    make_rounds: Callable[[bytes, Epoch | None], HiddenRounds | None] | None = None
     plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
     is_guarded: bool = False  # withhold the next response until its content begins, even if its status says success
     arrived: float = 0.0  # when the whole request was there; 0 if its body streams through

@@ -27,7 +27,7 @@ from proxy.retrieval.vectors import PassageBatch, VectorBatch
 
 MOST_RECALLED = 64
 MOST_RECALLED_ROWS = 8192
-MOST_MARKS = 32
+MOST_FINGERPRINTS = 32
 MOST_BEARING = 8
 MOST_UNREAD = 1024
 MOST_EPOCHS = 64
@@ -176,7 +176,7 @@ class LogReader(Protocol):
         ...
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
-        """Return the branches of a session in the order in which they began. Calls without a `Step` are in none.
+        """Return the branches of a session in the order in which they began. Calls without a `Lineage` are in none.
 
         Raises NotFound for an unknown session.
         """
@@ -300,18 +300,18 @@ class Ancestry(Protocol):
     """Lookups in the log from which the session of a request is recognised."""
 
     async def recall(
-        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+        self, nodes: Sequence[bytes], fingerprints: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         """Return sessions that a request may continue, newest last, `MOST_RECALLED` at most.
 
         `nodes` is the request's chain, first message first. `session` is the presumed session, with the tenant. In the
         order of their precedence, and then the newest first, the candidates are:
         1. that session, and the tenant's sessions that have the deepest node which is a recorded answer of the tenant;
-        2. if there is no such answer, the tenant's sessions with one of the marks (named by `name_mark`), the newest
-           `MOST_BEARING` of each mark, for the last `MOST_MARKS` marks, since each takes a lookup;
+        2. if there is no such answer, the tenant's sessions with one of the fingerprints (`name_fingerprint`), newest
+           `MOST_BEARING` of each fingerprint, for the last `MOST_FINGERPRINTS` fingerprints, since each takes a lookup;
         3. in the same case, other tenants' sessions that have the deepest node which is anyone's recorded answer.
         The first two sessions are returned whatever their size. Others are left out if they do not fit into
-        `MOST_RECALLED_ROWS` nodes, marks and requests in total. A store may give up a lookup that other sessions make
+        `MOST_RECALLED_ROWS` nodes, fingerprints and requests in total. A store may give up a lookup that others make
         slow; its result is then missing.
         """
         ...

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.open_exchange import OpenExchange, Retry, RetrySource, RoundSource
+from proxy.engine.open_exchange import HiddenRounds, OpenExchange, Retries, Retry
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer, is_event_stream, is_too_short
 from proxy.engine.response_stream import (
@@ -300,7 +300,7 @@ class Relay:
         return task.result()
 
     async def _end_round(
-        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, withheld: bytes
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: HiddenRounds, withheld: bytes
     ) -> tuple[Retry | None, bool]:
         """End a round whose last event has come, from `withheld` on, or whose body has ended.
 
@@ -332,7 +332,7 @@ class Relay:
         return retry, True
 
     async def _pass_round(
-        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: HiddenRounds, begun: bytes
     ) -> bytes:
         """Pass on all of a round but its last event. Return what has come of that; nothing if the body has ended."""
         if rounds.is_stream:
@@ -353,7 +353,7 @@ class Relay:
         return stream.withheld
 
     async def _end_answer(
-        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, kept: bytes
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: HiddenRounds, kept: bytes
     ) -> bool:
         """Record the last round of an answer, and what the answer is, and pass on its end. Return as `_finish` does."""
         rest, exchange.is_hidden = rounds.finish(), rounds.is_continued
@@ -436,7 +436,7 @@ class Relay:
         exchange: OpenExchange,
         response: UpstreamResponse,
         withheld: WithheldResponse,
-        retries: RetrySource,
+        retries: Retries,
     ) -> Retry | None:
         """Withhold the response while it may be a refusal. Return what to send instead, or None."""
         completeness: Completeness = "aborted"

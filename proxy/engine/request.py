@@ -7,7 +7,7 @@ from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model.epoch import ClearingTerms, Strategy, name_view
 from proxy.model.exchange import ClientRequest, Kind, Mode, SessionKey
-from proxy.model.lineage import Step
+from proxy.model.lineage import Lineage
 from proxy.model.manifest import compute_digest
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody
@@ -40,7 +40,7 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
     passed: bytes = b""
     unresolved: str = ""  # what the log lacks of what it refers to, if that is not written out
     strategy: Strategy = "epochs"
-    step: Step | None = None  # its place in the session, if known
+    lineage: Lineage | None = None  # its place in the session, if known
 
     def find_sent(self, body: bytes) -> bytes:
         """Return the bytes that are sent for a body."""
@@ -54,7 +54,7 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
 class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     """A request whose body was split, with its place in a session.
 
-    `step` is None while the upstream has not accepted its credential. What is known of the session must not be used
+    `lineage` is None while the upstream has not accepted its credential. What is known of the session must not be used
     then.
     """
 
@@ -89,14 +89,14 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     @property
     def kept_nodes(self) -> Sequence[bytes]:
         """The nodes of its messages without the end that its client rewrites with each request."""
-        step = self.step
-        is_rewritten = step is not None and step.relation == "volatile" and step.base > 0
-        return self.nodes[: step.base] if step is not None and is_rewritten else self.nodes
+        lineage = self.lineage
+        is_rewritten = lineage is not None and lineage.relation == "volatile" and lineage.base > 0
+        return self.nodes[: lineage.base] if lineage is not None and is_rewritten else self.nodes
 
     @property
     def is_side(self) -> bool:
         """True if it is a side call, which is no part of the conversation (a title, for example)."""
-        return self.step is not None and self.step.is_side
+        return self.lineage is not None and self.lineage.is_side
 
     def list_raws(self, start: int = 0) -> list[bytes]:
         """Return the raw messages after the preamble, from one index on."""

@@ -42,7 +42,7 @@ from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
-from proxy.model.lineage import Step, compute_chain_root
+from proxy.model.lineage import Lineage, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.model.shared_list import extend_shared
 from proxy.wire.body import SplitBody, append_item, remove_member, split_body
@@ -203,8 +203,8 @@ class RequestResolver:
         if found is None:
             return None
         base = found.measure(chain.nodes)
-        step = Step(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
-        resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, step=step)
+        lineage = Lineage(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
+        resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, lineage=lineage)
         clearing = read_clearing(form, split, route, unread.mode)
         return ManagedRequest(
             **asdict(resolved),
@@ -299,7 +299,7 @@ class RequestResolver:
             is_pinning=options.is_pinning,
             is_stream=query.traits.is_stream,
             strategy=options.strategy or self._policy.find_strategy(model),
-            step=None if place is None else place.step,
+            lineage=None if place is None else place.lineage,
             unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
             redirected=own.content if own is not split else b"",
             passed=found.passed,
@@ -488,7 +488,7 @@ def _make_managed(
         split=split if clearing is None else remove_member(split, form.clearing_key),
         chain=chain,
         most_output=query.most_output,
-        is_new=place.is_new and place.source is None,
+        is_new=place.is_new and place.origin is None,
         kept_part=kept_part,
         until=query.until,
         is_certain=place.is_certain,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from proxy.engine.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, RetrySource, Start
+from proxy.engine.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, Retries, Start
 from proxy.engine.ports import Client, Clock, UpstreamResponse
 from proxy.engine.response_reader import is_event_stream
 from proxy.model.errors import ProxyError, UpstreamUnreachable
@@ -125,7 +125,7 @@ def is_open_stream(headers: Headers, beginning: bytes = b"") -> bool:
 class WithheldResponse:
     """Withholds the beginning of one response while it may be a refusal."""
 
-    def __init__(self, exchange: OpenExchange, retries: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
+    def __init__(self, exchange: OpenExchange, retries: Retries, response: UpstreamResponse, clock: Clock) -> None:
         self._exchange = exchange
         self._retries = retries
         self._response = response

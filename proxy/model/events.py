@@ -441,7 +441,7 @@ class AnswerRead(ResponseRead):
 
 
 class PromptSent(Event):
-    """A client's request was sent, perhaps rewritten. `nodes` are those of its own messages, `layers` as in `Step`.
+    """A client's request was sent, perhaps rewritten. `nodes` are those of its own messages, `layers` as in `Lineage`.
 
     `terms` are what it states about caching itself.
     """

@@ -30,7 +30,7 @@ Relation = Literal["root", "append", "retry", "branch", "compaction", "volatile"
 history as an earlier exchange. `branch`: it shares a beginning with known messages, then differs (an edit, another
 response, a rewind). `compaction`: the client has replaced its history with a shorter one. `volatile`: it goes on with
 the newest exchange, but has other messages in place of the last ones of that, as had the two before it: the client
-rewrites the end of its request each time. `Step.base` tells where the stable part ends.
+rewrites the end of its request each time. `Lineage.base` tells where the stable part ends.
 """
 
 
@@ -47,7 +47,7 @@ class CallFingerprint(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `hidden:ID` names a response that began the answer, and that the client is not to continue.
 
-    Names are made with `name_mark`, both to store them and to look them up. `form` is the normal form of the named
+    Names are made with `name_fingerprint`, to store and to look them up. `form` is the normal form of the named
     message: a name is a hint, and counts only for a message of the same form.
     """
 
@@ -56,7 +56,7 @@ class CallFingerprint(msgspec.Struct, frozen=True, gc=False, array_like=True):
     form: bytes
 
 
-class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+class Lineage(msgspec.Struct, frozen=True, gc=False, tag="Step", array_like=True):
     """Where a request stands in its session; recorded with its opening.
 
     `tip` is its last node, `depth` the number of its messages, `base` how many of them its session knew already.
@@ -72,7 +72,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     depth: int
     base: int
     nodes: tuple[NodeRow, ...]
-    marks: tuple[CallFingerprint, ...]
+    fingerprints: tuple[CallFingerprint, ...]
     layers: bytes = b""
 
 
@@ -82,14 +82,14 @@ class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     exchange: str
     k: int
     nodes: tuple[NodeRow, ...]
-    marks: tuple[CallFingerprint, ...]
+    fingerprints: tuple[CallFingerprint, ...]
 
 
 class Adoption(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A session continues another one, `source`, at `node`, under a different credential."""
+    """A session continues another one, `origin`, at `node`, under a different credential."""
 
     session: str
-    source: str
+    origin: str
     node: bytes
     at_ms: int
 
@@ -105,7 +105,7 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
     key: SessionKey
     tips: tuple[bytes, ...]
     nodes: tuple[NodeRow, ...]
-    marks: tuple[CallFingerprint, ...]
+    fingerprints: tuple[CallFingerprint, ...]
     volatile: bytes = b""
 
 
@@ -141,8 +141,8 @@ def count_shared_nodes(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
     return low
 
 
-def name_mark(name: str) -> str:
-    """Return the name under which a mark is stored and looked up.
+def name_fingerprint(name: str) -> str:
+    """Return the name under which a fingerprint is stored and looked up.
 
     A digest replaces a name of more than 200 characters, and one with lone surrogates. Applying it twice changes
     nothing.

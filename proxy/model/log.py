@@ -25,13 +25,13 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
-from proxy.model.lineage import Adoption, Relation, Reply, Step
+from proxy.model.lineage import Adoption, Lineage, Relation, Reply
 from proxy.model.memory import MemoryOrder, Remembered
 
-Derived = Step | Reply | Adoption | SourceNote | Epoch | Plan | Pin | Summary | Recalled | Remembered | MemoryOrder
+Derived = Lineage | Reply | Adoption | SourceNote | Epoch | Plan | Pin | Summary | Recalled | Remembered | MemoryOrder
 Record = Opening | Round | Outcome | Trailer | Reading | HeldCall | Derived
 
-# Bytes in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
+# Bytes in memory: a node has two hashes of 16 bytes, a fingerprint a hash, a form and a name.
 _NODE_WEIGHT = 200
 _MARK_WEIGHT = 250
 _ORIGINAL_WEIGHT = 250
@@ -56,10 +56,10 @@ def weigh_record(record: Record) -> int:
     return _WEIGHERS[type(record)](record)
 
 
-def _weigh_growth(record: Step | Reply) -> int:
-    weight = 256 + len(record.nodes) * _NODE_WEIGHT + len(record.marks) * _MARK_WEIGHT
-    for mark in record.marks:
-        weight += len(mark.name)
+def _weigh_growth(record: Lineage | Reply) -> int:
+    weight = 256 + len(record.nodes) * _NODE_WEIGHT + len(record.fingerprints) * _MARK_WEIGHT
+    for fingerprint in record.fingerprints:
+        weight += len(fingerprint.name)
     return weight
 
 
@@ -92,7 +92,7 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Trailer: lambda record: 512 + len(record.received),
     Reading: lambda record: 256 + len(record.answer),
     HeldCall: lambda record: 256 + record.body.weight,
-    Step: _weigh_growth,
+    Lineage: _weigh_growth,
     Reply: _weigh_growth,
     Adoption: lambda record: 256,
     SourceNote: lambda record: 256,
@@ -245,7 +245,7 @@ class CallFacts:
 class ExchangeRow(CallFacts):
     """One client call: its request without the body, and how each round ended. `n` counts from 1 in its session.
 
-    `relation` to `layers` come from its `Step`; without one they have their defaults.
+    `relation` to `layers` come from its `Lineage`; without one they have their defaults.
     """
 
     seq: int
@@ -266,7 +266,7 @@ class ExchangeRow(CallFacts):
 class UnreadRow:
     """A recorded response without a reading, with all that is needed to make one.
 
-    `received` is the outcome's, without trailers. `tip` is the last node of the request, empty if it has no `Step`.
+    `received` is the outcome's, without trailers. `tip` is the last node of the request, empty if it has no `Lineage`.
     """
 
     exchange: str

@@ -14,7 +14,7 @@ from proxy.retrieval.dates import (
     list_span_terms,
     list_spans,
 )
-from proxy.retrieval.postings import MOST_PASSAGES, Lane, Passage, Source, get_length_index
+from proxy.retrieval.postings import MOST_PASSAGES, IndexedText, Lane, Passage, get_length_index
 from proxy.retrieval.terms import list_terms, name_speaker
 
 _CHARACTERS = 600
@@ -64,33 +64,33 @@ def _list_breaks(text: str, size: int) -> Iterator[int]:
         at = end
 
 
-def cut_passages(source: Source) -> list[Passage]:
-    """Return the passages of a source, of all lanes. A source without a word has none."""
+def cut_passages(indexed: IndexedText) -> list[Passage]:
+    """Return the passages of a text, of all lanes. A text without a word has none."""
     found: list[Passage] = []
-    stated = source.stated_ms
-    speaker = _list_speaker_terms(source)
-    for number, (start, stop) in enumerate(cut_text(source.text)):
-        text = source.text[start:stop]
+    stated = indexed.stated_ms
+    speaker = _list_speaker_terms(indexed)
+    for number, (start, stop) in enumerate(cut_text(indexed.text)):
+        text = indexed.text[start:stop]
         terms = list_terms(text)
         if not terms:
             continue
-        is_said = source.kind in SAID and source.role != "tool"
+        is_said = indexed.kind in SAID and indexed.role != "tool"
         if is_said:
             stated = _find_last_stated(text, stated)
         size = len(terms)
-        at_ms = source.at_ms if stated is None else stated
+        at_ms = indexed.at_ms if stated is None else stated
         terms |= speaker
         terms.update(list_date_terms(at_ms))
         if is_said and (_YEAR.search(text) or not DAY_TERMS.isdisjoint(terms)):
             terms |= _list_event_terms(text, at_ms)
         passage = _make_passage("text", number, size, terms, is_said and bool(_QUESTION.search(text)))
         found.append(passage)
-        if is_said and source.role == "user":
+        if is_said and indexed.role == "user":
             found.append(structs.replace(passage, lane="user"))
-    for rule in source.rules:
+    for rule in indexed.rules:
         terms = list_terms(rule)
         found.append(_make_passage("rule", 0, len(terms), terms))
-    if card := list_terms(source.card[:_LONGEST_CARD]):
+    if card := list_terms(indexed.card[:_LONGEST_CARD]):
         found.append(_make_passage("card", 0, len(card), card))
     return found
 
@@ -99,9 +99,9 @@ def _make_passage(lane: Lane, number: int, size: int, terms: set[str], asks: boo
     return Passage(lane, number, get_length_index(size), tuple(sorted(terms)), asks)
 
 
-def _list_speaker_terms(source: Source) -> set[str]:
-    label = _SPEAKER.match(source.text)
-    terms = list_terms(f"{source.sender} {label['name'] if label else ''}")
+def _list_speaker_terms(indexed: IndexedText) -> set[str]:
+    label = _SPEAKER.match(indexed.text)
+    terms = list_terms(f"{indexed.sender} {label['name'] if label else ''}")
     return terms | {name_speaker(term) for term in terms}
 
 

@@ -1,6 +1,6 @@
 """The values that an index stores for search, and the Protocol by which the ranking reads them.
 
-A source is one text of a session. It is cut into passages, each with terms. The passages of a session are numbered as
+A text of a session is cut into passages, each with terms. The passages of a session are numbered as
 they come, which keeps ids dense, and lists of ids short where they are stored as differences. Under each term of a
 passage the index keeps its id (a posting). For each passage it keeps a place beside: one number that tells of which
 entry it is and how long, so that the ranking loads no rows. Postings are kept by lane: a lane is a ranker of its own,
@@ -15,12 +15,12 @@ import msgspec
 from proxy.model.search import EntryKind
 
 Lane = Literal["text", "card", "rule", "user"]
-"""text: every source. card: what led to an output. rule: standing rules. user: what users say, once more."""
+"""text: every text. card: what led to an output. rule: standing rules. user: what users say, once more."""
 
-SourceRole = Literal["user", "assistant", "tool", "other"]
+TextRole = Literal["user", "assistant", "tool", "other"]
 
 _KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
-_ROLES: tuple[SourceRole, ...] = get_args(SourceRole)
+_ROLES: tuple[TextRole, ...] = get_args(TextRole)
 # Bits of a place from the left: turn 24, part 4, kind 3, role 2, number 11, asks 1, length 4: together 49.
 _LENGTH_BITS, _NUMBER_BITS, _ROLE_BITS, _KIND_BITS, _PART_BITS, _TURN_BITS = 4, 11, 2, 3, 4, 24
 PLACE_SHIFT = _LENGTH_BITS + 1 + _NUMBER_BITS
@@ -33,12 +33,12 @@ PASSAGE_BITS = 22
 """A passage id is the number of its session, shifted left by this, and the number of the passage in its session."""
 MOST_TURNS, MOST_PARTS, MOST_IN_SESSION = 1 << _TURN_BITS, 1 << _PART_BITS, 1 << PASSAGE_BITS
 MOST_PASSAGES = 1 << _NUMBER_BITS
-"""Passages of one source in a lane; those of a longer text are longer instead."""
+"""Passages of one text in a lane; those of a longer text are longer instead."""
 LENGTHS = tuple(round(8 * 1.3**i) for i in range(1 << _LENGTH_BITS))
 """The number of terms that each of the lengths in an id stands for."""
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class IndexedText(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One text of a session as it is to be indexed.
 
     `sender` is the name of who says it, where it has one. `at_ms` is the time of the call that brought it; `stated_ms`
@@ -48,7 +48,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     text: str
-    role: SourceRole
+    role: TextRole
     kind: EntryKind
     sender: str = ""
     tool: str = ""
@@ -59,9 +59,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Passage(msgspec.Struct, frozen=True, gc=False):
-    """A part of a source as it is stored in one lane. `terms` are distinct; they have no white space in them.
+    """A part of a text as it is stored in one lane. `terms` are distinct; they have no white space in them.
 
-    `number` counts the passages of the source; passages of different lanes may have the same. `length` is an index of
+    `number` counts the passages of the text; passages of different lanes may have the same. `length` is an index of
     LENGTHS. `asks`: it is of a message, and something is asked in it.
     """
 
@@ -119,14 +119,14 @@ class Postings(Protocol):
         ...
 
 
-def make_place(turn: int, part: int, source: Source, passage: Passage) -> int:
+def make_place(turn: int, part: int, indexed: IndexedText, passage: Passage) -> int:
     """Return the place of a passage, below 2**63.
 
-    `turn` is the number of the message in its session. `part` counts the sources of that message; the last number is
+    `turn` is the number of the message in its session. `part` counts the texts of that message; the last number is
     shared by those that are too many.
     """
     key = turn << _PART_BITS | min(part, MOST_PARTS - 1)
-    key = (key << _KIND_BITS | _KINDS.index(source.kind)) << _ROLE_BITS | _ROLES.index(source.role)
+    key = (key << _KIND_BITS | _KINDS.index(indexed.kind)) << _ROLE_BITS | _ROLES.index(indexed.role)
     return ((key << _NUMBER_BITS | passage.number) << 1 | passage.asks) << _LENGTH_BITS | passage.length
 
 
@@ -141,7 +141,7 @@ def get_kind(entry: int) -> EntryKind:
     return _KINDS[entry >> _ROLE_BITS & (1 << _KIND_BITS) - 1]
 
 
-def get_role(entry: int) -> SourceRole:
+def get_role(entry: int) -> TextRole:
     """Return the role in the key of an entry."""
     return _ROLES[entry & (1 << _ROLE_BITS) - 1]
 

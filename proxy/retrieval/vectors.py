@@ -28,11 +28,11 @@ class PassageText(msgspec.Struct, frozen=True, gc=False):
 class PassageBatch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The next passages of a session that need a vector.
 
-    With them all passages from number `since` up to `until` have been looked at; `left` are behind these. `mark` names
+    With them all passages from number `since` up to `until` have been looked at; `left` are behind these. `stamp` names
     the index and the model. `is_current`: nothing waits to be indexed.
     """
 
-    mark: str = ""
+    stamp: str = ""
     passages: tuple[PassageText, ...] = ()
     since: int = 0
     until: int = 0
@@ -43,10 +43,10 @@ class PassageBatch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class VectorBatch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The vectors of a batch of passages, as codes of one length, by the number of the passage.
 
-    The others of the batch get none. `mark`, `since` and `until` are those of the batch.
+    The others of the batch get none. `stamp`, `since` and `until` are those of the batch.
     """
 
-    mark: str
+    stamp: str
     since: int
     until: int
     numbers: tuple[int, ...] = ()

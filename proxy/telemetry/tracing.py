@@ -87,7 +87,7 @@ class Tracing:
         bus.subscribe(AnswerRead, self.note_answer)
         bus.subscribe(CallUnreadableEvent, self.note_end)
 
-    def mark(self, exchange: OpenExchange, headers: Headers, body: bytes = b"") -> Headers:
+    def add_headers(self, exchange: OpenExchange, headers: Headers, body: bytes = b"") -> Headers:
         """Return the headers of a request with our span as the parent of the upstream's. Begins the span.
 
         Further rounds of a call have the span of the first.

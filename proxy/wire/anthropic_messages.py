@@ -122,7 +122,7 @@ class _AnthropicMessage(msgspec.Struct, gc=False):
     content: str | list[_IdentityBlock] | None = None
 
 
-def _read_item(message: _AnthropicMessage, source: ItemPosition) -> Item:
+def _read_item(message: _AnthropicMessage, position: ItemPosition) -> Item:
     """Read the identity of a message: role, text, tool calls (id, name, input) and results (call, content, is_error).
 
     Blocks of any other type count as a whole. Thinking, cache markers and empty citations do not count. A message with
@@ -154,7 +154,7 @@ def _read_item(message: _AnthropicMessage, source: ItemPosition) -> Item:
             results += [block.tool_use_id] if block.tool_use_id else []
             weight += len(said) if isinstance(said, str) else weigh(said)
         elif kind not in THINKING:
-            whole = whole or load_elements(source, "content")
+            whole = whole or load_elements(position, "content")
             parts.append(normalize_object(whole[place]))
             weight += weigh(parts[-1])
     form = digest_form((_NAME, message.role, collapse(parts)))

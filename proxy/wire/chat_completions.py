@@ -121,7 +121,7 @@ class _ChatMessage(msgspec.Struct, gc=False):
     function_call: _Function | None = None
 
 
-def _read_item(message: _ChatMessage, source: ItemPosition) -> Item:
+def _read_item(message: _ChatMessage, position: ItemPosition) -> Item:
     """Read the identity of a message: role, name, content, tool calls and the call that it answers, nothing else.
 
     Reasoning, refusals, annotations and other members never count, nor does white space at the end of a response, which
@@ -130,7 +130,7 @@ def _read_item(message: _ChatMessage, source: ItemPosition) -> Item:
     """
     content: object = message.content or None
     if isinstance(content, list):
-        content = collapse(normalize_parts(content, source, _TEXTS, _REASONING_PARTS))
+        content = collapse(normalize_parts(content, position, _TEXTS, _REASONING_PARTS))
     if message.role == "assistant" and isinstance(content, str):
         content = content.rstrip() or None
     answered = message.tool_call_id or None
@@ -138,14 +138,14 @@ def _read_item(message: _ChatMessage, source: ItemPosition) -> Item:
     role = "system" if message.role == "developer" else message.role
     weight = len(content) if isinstance(content, str) else weigh(content)
     if message.tool_calls or message.function_call is not None:
-        calls, ids, call_weight = _normalize_calls(message, source)
+        calls, ids, call_weight = _normalize_calls(message, position)
         form = digest_form((_NAME, role, content, message.name, answered, *calls))
         return Item(name_role(role), form, ids, results, weight + call_weight)
     form = digest_form((_NAME, role, content, message.name, answered))
     return Item(name_role(role), form, (), results, weight)
 
 
-def _normalize_calls(message: _ChatMessage, source: ItemPosition) -> tuple[list[NormalPart], tuple[str, ...], int]:
+def _normalize_calls(message: _ChatMessage, position: ItemPosition) -> tuple[list[NormalPart], tuple[str, ...], int]:
     """Return a message's calls, their ids and weight. An older `function_call` is normalised without any id."""
     calls: list[NormalPart] = []
     ids: list[str] = []
@@ -158,7 +158,7 @@ def _normalize_calls(message: _ChatMessage, source: ItemPosition) -> tuple[list[
             calls.append((call.id or None, function.name, arguments))
             weight += len(arguments)
         else:
-            whole = whole or load_elements(source, "tool_calls")
+            whole = whole or load_elements(position, "tool_calls")
             calls.append(normalize_object(whole[place], "index"))
             weight += weigh(calls[-1])
         ids += [call.id] if call.id else []

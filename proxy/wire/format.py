@@ -268,7 +268,7 @@ class Format(ABC):
         """Return a raw text part for a message of a role; the text is given as a raw JSON string."""
         return b'{"type":"text","text":%b}' % text
 
-    def mark_message(self, raw: bytes, lifetime: str) -> bytes:
+    def set_marker(self, raw: bytes, lifetime: str) -> bytes:
         """Return a raw message with a cache marker at its last part; empty if that part cannot have one."""
         limit = b"" if lifetime == DEFAULT_LIFETIME else b',"ttl":%b' % encode_text(lifetime)
         marker, content = b'{"type":"ephemeral"%b}' % limit, read_member(raw, "content")
@@ -281,10 +281,10 @@ class Format(ABC):
             return b""
         return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], CACHE_MEMBER, marker)]))
 
-    def mark_instructions(self, body: SplitBody, lifetime: str) -> bytes:
+    def set_instructions_marker(self, body: SplitBody, lifetime: str) -> bytes:
         """Return the raw system prompt with a cache marker at its last part; empty if it cannot have one."""
         member = body.member(self.instructions_key)
-        marked = self.mark_message(b'{"content":%b}' % member, lifetime) if member else b""
+        marked = self.set_marker(b'{"content":%b}' % member, lifetime) if member else b""
         return read_member(marked, "content") if marked else b""
 
     def add_needed_headers(self, headers: Headers, body: bytes) -> Headers:

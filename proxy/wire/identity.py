@@ -116,17 +116,17 @@ def normalize_values(values: object, texts: frozenset[str], dropped: frozenset[s
 
 
 def normalize_parts(
-    parts: list[Part], source: ItemPosition, texts: frozenset[str], dropped: frozenset[str] = frozenset()
+    parts: list[Part], position: ItemPosition, texts: frozenset[str], dropped: frozenset[str] = frozenset()
 ) -> list[NormalPart]:
     """Return the normal parts of an item's `content`. Decode the item as a whole only if a part is not text."""
     if all(part.type in texts for part in parts):
         return [part.text for part in parts if part.text]
-    return normalize_values(load_elements(source, "content"), texts, dropped)
+    return normalize_values(load_elements(position, "content"), texts, dropped)
 
 
-def load_elements(source: ItemPosition, name: str) -> list[object]:
+def load_elements(position: ItemPosition, name: str) -> list[object]:
     """Return the fully decoded elements of a list member of an item."""
-    value = source.load()
+    value = position.load()
     elements = value.get(name) if isinstance(value, dict) else None
     return elements if isinstance(elements, list) else []
 
@@ -165,37 +165,37 @@ class ItemReader(Generic[T]):
 
     def read_item(self, raw: bytes) -> Item:
         """Return the item in a raw JSON value."""
-        source = ItemPosition(raw, ByteRange(0, len(raw)))
+        position = ItemPosition(raw, ByteRange(0, len(raw)))
         try:
-            return self._read(self._decoder.decode(raw), source)
+            return self._read(self._decoder.decode(raw), position)
         except JSON_ERRORS:
-            return self._read_odd(source)
+            return self._read_odd(position)
 
     def read_value(self, value: dict[str, object]) -> Item:
         """Return the item in a decoded value, exactly as if it had come in a body."""
         return self.read_item(_render(value))
 
-    def _read_odd(self, source: ItemPosition) -> Item:
+    def _read_odd(self, position: ItemPosition) -> Item:
         """Return the item in a value that msgspec refuses: valid JSON even so, an unknown shape, or invalid JSON."""
         try:
-            value = source.load()
+            value = position.load()
         except JSON_ERRORS:
-            return self._know_by_bytes(source, "")
+            return self._know_by_bytes(position, "")
         try:
-            return self._read(msgspec.convert(value, self._shape), source)
+            return self._read(msgspec.convert(value, self._shape), position)
         except JSON_ERRORS:
-            return self._read_other(value, source)
+            return self._read_other(value, position)
 
-    def _read_other(self, value: object, source: ItemPosition) -> Item:
+    def _read_other(self, value: object, position: ItemPosition) -> Item:
         role = name_role(read_text(value.get("role"))) if isinstance(value, dict) else ""
         try:
             whole = encode_canonical(value)
         except JSON_ERRORS:
-            return self._know_by_bytes(source, role)
+            return self._know_by_bytes(position, role)
         return Item(role, digest_form((self._wire, "other", whole)), weight=len(whole))
 
-    def _know_by_bytes(self, source: ItemPosition, role: str) -> Item:
-        raw = source.content[source.span.start : source.span.end]
+    def _know_by_bytes(self, position: ItemPosition, role: str) -> Item:
+        raw = position.content[position.span.start : position.span.end]
         return Item(role, digest_form((self._wire, "raw", raw)), weight=len(raw))
 
 

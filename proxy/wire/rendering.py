@@ -123,13 +123,13 @@ def place_marker(form: Format, rendered: tuple[bytes, ...], lost: Sequence[str])
 def _mark_last(form: Format, rendered: tuple[bytes, ...], lifetime: str) -> tuple[bytes, ...]:
     """Return the messages with a marker at the last one that can have one; empty if none can."""
     for place in reversed(range(len(rendered))):
-        marked = form.mark_message(rendered[place], lifetime)
+        marked = form.set_marker(rendered[place], lifetime)
         if marked:
             return (*rendered[:place], marked, *rendered[place + 1 :])
     return ()
 
 
-class MarkedRequest(NamedTuple):
+class RenderedRequest(NamedTuple):
     """The messages of an epoch, and what is sent in other bytes than the client's, as `apply` takes it."""
 
     rendered: tuple[bytes, ...]
@@ -161,7 +161,7 @@ def find_hop(
 def add_markers(
     form: Format,
     body: SplitBody,
-    sent: MarkedRequest,
+    sent: RenderedRequest,
     *,
     preamble: int,
     through: int,
@@ -169,47 +169,47 @@ def add_markers(
     lost: Sequence[str],
     hop: tuple[int, str] | None = None,
     is_ours: bool = True,
-) -> MarkedRequest:
+) -> RenderedRequest:
     """Return what is sent with markers of ours at the end, behind the frozen prefix, and behind the preamble.
 
     `kept` has the client's markers that stay, `lost` those whose place `place_marker` has taken. Ours come in addition,
     up to the most that a request may have. None has a shorter lifetime than one behind it; the client gives the last.
     `hop` has the message that needs one for the client's marker, and its lifetime: the only one unless `is_ours`.
     """
-    marking = _Marking(form, body, sent, preamble, MOST_MARKERS - len(kept.markers) - bool(lost))
+    writer = _MarkerWriter(form, body, sent, preamble, MOST_MARKERS - len(kept.markers) - bool(lost))
     lifetime = next(iter((*lost, *kept.messages)), DEFAULT_LIFETIME)
     if is_ours and not kept.messages and len(body.items) > preamble + through:
-        marking.mark(len(body.items) - preamble - 1, DEFAULT_LIFETIME)
+        writer.set(len(body.items) - preamble - 1, DEFAULT_LIFETIME)
     if hop is not None and hop[0] >= through:
-        marking.mark(*hop)
+        writer.set(*hop)
     rendered = sent.rendered
-    if is_ours and not lost and marking.room > 0 and (marked := _mark_last(form, rendered, lifetime)):
-        rendered, marking.room = marked, marking.room - 1
+    if is_ours and not lost and writer.room > 0 and (marked := _mark_last(form, rendered, lifetime)):
+        rendered, writer.room = marked, writer.room - 1
     members = sent.members
     if is_ours and preamble:
-        marking.mark(-1, lifetime)
-    elif is_ours and not kept.head and marking.room > 0 and (marked_one := form.mark_instructions(body, lifetime)):
-        members = {**members, form.instructions_key: marked_one}
-    return MarkedRequest(rendered, marking.changed, members)
+        writer.set(-1, lifetime)
+    elif is_ours and not kept.head and writer.room > 0 and (member := form.set_instructions_marker(body, lifetime)):
+        members = {**members, form.instructions_key: member}
+    return RenderedRequest(rendered, writer.changed, members)
 
 
-class _Marking:
+class _MarkerWriter:
     """Puts markers at messages of the client's, while there is `room`."""
 
-    def __init__(self, form: Format, body: SplitBody, sent: MarkedRequest, preamble: int, room: int) -> None:
+    def __init__(self, form: Format, body: SplitBody, sent: RenderedRequest, preamble: int, room: int) -> None:
         self.changed = dict(sent.changed)
         self.room = room
         self._form = form
         self._body = body
         self._preamble = preamble
 
-    def mark(self, place: int, lifetime: str) -> None:
+    def set(self, place: int, lifetime: str) -> None:
         """Put a marker at a message, given by its index after the preamble, unless it has one or cannot have one."""
         span = self._body.items[self._preamble + place]
         raw = self.changed.get(place, self._body.content[span.start : span.end])
         if self.room <= 0 or self._form.parse_structure(raw).markers:
             return
-        if marked := self._form.mark_message(raw, lifetime):
+        if marked := self._form.set_marker(raw, lifetime):
             self.changed[place] = marked
             self.room -= 1
 
@@ -291,7 +291,7 @@ def _render_edit(form: Format, edit: Edit, messages: Sequence[bytes], role: Role
         return edit.block.encode()
     if isinstance(edit, Written):
         return form.write_message(role, encode_text(edit.text))
-    raw = unmark(messages[edit.place])
+    raw = drop_markers(messages[edit.place])
     return _replace(form, raw, edit) if isinstance(edit, Replaced) else raw
 
 
@@ -407,7 +407,7 @@ def _replace_result(block: bytes, text: str) -> bytes:
     return set_member(block, "content", join_array([_TEXT_PART % content]) if is_list else content)
 
 
-def unmark(raw: bytes, depth: int = 2) -> bytes:
+def drop_markers(raw: bytes, depth: int = 2) -> bytes:
     """Return a message without cache markers, where a format allows them. A tool's input is not changed."""
     if CACHE_MARKER not in raw:
         return raw
@@ -416,7 +416,7 @@ def unmark(raw: bytes, depth: int = 2) -> bytes:
         if name == _MARKER:
             return None
         if depth and name in _MARKED_LISTS and value[:1] == b"[" and CACHE_MARKER in value:
-            return join_array(unmark(element, depth - 1) for element in list_elements(value))
+            return join_array(drop_markers(element, depth - 1) for element in list_elements(value))
         return value
 
     return change_members(raw, change)

@@ -155,7 +155,7 @@ class _Element(msgspec.Struct, gc=False):
     output: object = None
 
 
-def _read_item(element: _Element, source: ItemPosition) -> Item:
+def _read_item(element: _Element, position: ItemPosition) -> Item:
     """Read the identity of an item.
 
     A message is identified by its role and parts, a call by its id, name and arguments, an output by its call's id and
@@ -165,7 +165,7 @@ def _read_item(element: _Element, source: ItemPosition) -> Item:
     kind = element.type
     calls = (element.call_id,) if element.call_id else ()
     if kind == "message" or (not kind and element.role):
-        return _read_message_item(element, source)
+        return _read_message_item(element, position)
     if kind == "function_call":
         arguments = normalize_arguments(element.arguments)
         form = digest_form((_NAME, kind, element.call_id, element.name, arguments))
@@ -178,7 +178,7 @@ def _read_item(element: _Element, source: ItemPosition) -> Item:
     if element.id and kind in ("item_reference", None):
         return Item("assistant", digest_form((_NAME, "item_reference", element.id)), reference=element.id)
     # an item of a server-side tool, or of an unknown kind: outputs answer a call, anything else is the model's
-    whole = normalize_object(source.load(), "id", "status")
+    whole = normalize_object(position.load(), "id", "status")
     form = digest_form((_NAME, "other", whole))
     if kind == _TRIGGER or kind in _STANDING:
         return Item("user" if kind == _TRIGGER else "system", form, weight=len(whole))
@@ -187,11 +187,11 @@ def _read_item(element: _Element, source: ItemPosition) -> Item:
     return Item("assistant", form, calls, (), len(whole))
 
 
-def _read_message_item(element: _Element, source: ItemPosition) -> Item:
+def _read_message_item(element: _Element, position: ItemPosition) -> Item:
     content = element.content
     parts: list[NormalPart] = [content] if isinstance(content, str) and content else []
     if isinstance(content, list):
-        parts = normalize_parts(content, source, TEXTS)
+        parts = normalize_parts(content, position, TEXTS)
     role = "system" if element.role == "developer" else element.role
     return Item(name_role(role), digest_form((_NAME, "message", role, collapse(parts))), weight=weigh(parts))
 

@@ -318,7 +318,7 @@ def _cut(form: Format, body: SplitBody, count: int, more: bytes = b"") -> bytes:
     raw, gone = content[last.start : last.end], [content[span.start : span.end] for span in body.items[count:]]
     lost = next((marker for each in gone for marker in form.parse_structure(each).markers), "")
     is_marked = not lost or bool(form.parse_structure(raw).markers)
-    marked = raw if is_marked else form.mark_message(raw, lost) or raw
+    marked = raw if is_marked else form.set_marker(raw, lost) or raw
     return content[: last.start] + marked + more + content[body.items[-1].end :]
 
 

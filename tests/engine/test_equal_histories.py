@@ -18,7 +18,7 @@ import proxy
 from proxy.context.conversation import PlanRequest
 from proxy.model.epoch import ContextPlan
 from proxy.model.exchange import Headers
-from proxy.model.lineage import Step
+from proxy.model.lineage import Lineage
 from tests.support.managed import NAMED, ManagedEngine, OwnBuilder, answer
 from tests.support.managing import make_history
 
@@ -79,7 +79,7 @@ async def test_without_an_id_a_history_costs_as_much_as_with_one_and_the_300th_t
     records = [len(engine.log.appended) / times for engine, times in ((unnamed, REPEATS), (named, 2 * PART))]
     assert records[0] == pytest.approx(records[1], rel=0.05)
     assert len(builder.sizes) == 1
-    steps = unnamed.log.of(Step)
+    steps = unnamed.log.of(Lineage)
     assert {step.tip for step in steps} == {steps[0].tip}
     assert {(len(step.nodes), len(step.marks)) for step in steps[1:]} == {(0, 0)}
 

@@ -10,7 +10,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Plan
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Outcome, Reading, RequestOptions, Round
-from proxy.model.lineage import Step
+from proxy.model.lineage import Lineage
 from proxy.model.manifest import compute_digest
 from tests.support.engine import (
     HEALTHY,
@@ -66,7 +66,7 @@ async def test_a_call_that_stands_alone_is_recorded_in_its_session_and_part_of_n
     first, second = engine.archive.of(Opening)
     assert (first.session.family, first.mode, first.kind) == ("batch", "observe", "managed")
     assert (second.session, second.mode) == (first.session, "manage")
-    assert [each.exchange for each in engine.archive.of(Step)] == [second.exchange]
+    assert [each.exchange for each in engine.archive.of(Lineage)] == [second.exchange]
     assert first.exchange in [each.exchange for each in engine.archive.of(Reading)]
 
 

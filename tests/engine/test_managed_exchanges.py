@@ -21,7 +21,7 @@ from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, SourceNote, W
 from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
 from proxy.model.events import CeilingExceededEvent, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
-from proxy.model.lineage import Step
+from proxy.model.lineage import Lineage
 from proxy.model.log import Record
 from proxy.wire.headers import find_header
 from tests.support.engine import LIMIT, Commit, wait_out
@@ -142,7 +142,7 @@ async def test_an_epoch_is_in_the_log_before_anything_is_sent_under_it() -> None
     turn = await open_epoch(engine)
     records = [type(record) for each in engine.log.appended for record in each.records]
     mine = records[len(records) - records[::-1].index(Opening) - 1 :]
-    assert mine[:5] == [Opening, Step, Epoch, Round, Plan]
+    assert mine[:5] == [Opening, Lineage, Epoch, Round, Plan]
     assert turn.plan.epoch == engine.epochs[0].id
     engine = ManagedEngine()
     engine.log.loses_epochs = True
@@ -297,7 +297,7 @@ async def test_what_is_told_of_the_newest_message_is_kept_with_its_node() -> Non
     engine = ManagedEngine()
     for kind in (b" Broadcast:Ann ", b"Tick:Wait"):
         await engine.send(LONG, ((b"x-palimpsest-source", kind),))
-    tip = engine.log.of(Step)[0].tip
+    tip = engine.log.of(Lineage)[0].tip
     notes = [(note.node, note.kind) for note in engine.log.of(SourceNote)]
     assert notes == [(tip, "broadcast:Ann"), (tip, "tick:wait")]
 
@@ -629,7 +629,12 @@ async def test_who_leaves_while_it_is_decided_is_recorded_all_the_same(monkeypat
     assert len(engine.log.of(Opening)) == 1
     turn.task.cancel()
     await wait_out(turn.task)
-    assert [type(record) for each in engine.log.appended for record in each.records] == [Opening, Step, Round, Outcome]
+    assert [type(record) for each in engine.log.appended for record in each.records] == [
+        Opening,
+        Lineage,
+        Round,
+        Outcome,
+    ]
     assert (engine.log.outcome.completeness, engine.log.outcome.status) == ("aborted", 0)
     assert (engine.upstream.calls, turn.client.is_aborted) == ([], True)
     monkeypatch.setattr(ContextController, "decide", prepare)

@@ -10,7 +10,7 @@ from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round
-from proxy.model.lineage import Reply, Step
+from proxy.model.lineage import Lineage, Reply
 from proxy.model.log import Record
 from proxy.model.manifest import make_manifest
 from tests.support.engine import (
@@ -129,8 +129,10 @@ async def test_each_round_is_recorded_and_read_as_what_it_was_in_order() -> None
     call = Call(refuse(), stream(WORD, DONE), plan=plan)
     await call.finish()
     records = [record for each in call.archive.appended for record in each.records]
-    kinds = [Opening, Round, Step, Outcome, Reading, Round, Plan, Outcome, Reading, Reply]
-    assert [type(record) for record in records if not isinstance(record, Step)] == [k for k in kinds if k is not Step]
+    kinds = [Opening, Round, Lineage, Outcome, Reading, Round, Plan, Outcome, Reading, Reply]
+    assert [type(record) for record in records if not isinstance(record, Lineage)] == [
+        k for k in kinds if k is not Lineage
+    ]
     assert call.archive.of(Round) == [Round("x1", 0, "main", None), Round("x1", 1, "main", make_manifest(SHORT))]
     assert call.archive.of(Plan) == [plan]
     assert [(reading.k, reading.error) for reading in call.archive.of(Reading)] == [(0, "too long"), (1, "")]
@@ -157,7 +159,7 @@ async def test_a_conversation_that_began_with_a_refusal_goes_on() -> None:
     assert await call.engine.tasks.finish(LIMIT)
     first, second = call.archive.of(Opening)
     assert first.session == second.session
-    assert call.archive.of(Step)[-1].relation == "append"
+    assert call.archive.of(Lineage)[-1].relation == "append"
     assert not call.engine.lineage.open_exchanges and not call.engine.lineage.unread
 
 

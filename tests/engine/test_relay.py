@@ -8,7 +8,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AnswerRead, CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round, Trailer
-from proxy.model.lineage import Reply, Step
+from proxy.model.lineage import Lineage, Reply
 from tests.support.engine import (
     JSON,
     LIMIT,
@@ -355,7 +355,7 @@ async def test_the_records_of_a_call_come_in_order_and_its_event_once() -> None:
     call = Call(ScriptedResponse(FIRST, DONE, ending="eof"), is_instant=True)
     await call.finish()
     kinds = [type(record) for each in call.archive.appended for record in each.records]
-    assert kinds == [Opening, Round, Step, Outcome, Reading, Reply]
+    assert kinds == [Opening, Round, Lineage, Outcome, Reading, Reply]
     event, read = [each for each in call.engine.events if isinstance(each, ExchangeRecorded | AnswerRead)]
     assert isinstance(event, ExchangeRecorded)
     assert (type(read), read.exchange) == (AnswerRead, "x1")

@@ -11,7 +11,7 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CallUnreadableEvent
 from proxy.model.exchange import Opening, Outcome, Reading, Round
-from proxy.model.lineage import Reply, Step
+from proxy.model.lineage import Lineage, Reply
 from proxy.model.log import UnreadRow
 from tests.engine.lineage.talk import CHAIN, SHORT, Setup, bot, user
 from tests.support.engine import JSON, ScriptedResponse
@@ -95,7 +95,7 @@ async def test_a_request_that_shows_an_answer_has_it_read_first_where_time_was_s
 async def test_an_answer_to_a_request_without_a_place_is_read_and_placed_nowhere() -> None:
     setup = Setup(infer=False)
     await fetch(setup, b'{"choices":[]}')
-    assert setup.engine.archive.of(Step) == []
+    assert setup.engine.archive.of(Lineage) == []
     setup = kill(setup, infer=False)
     await setup.engine.readings.read_left()
     assert len(setup.engine.archive.of(Reading)) == 1

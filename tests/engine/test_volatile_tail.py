@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.model.lineage import Step
+from proxy.model.lineage import Lineage
 from tests.support.coding_clients import write_aider
 from tests.support.managed import ManagedEngine, Turn
 from tests.support.managing import Message
@@ -24,7 +24,7 @@ class Played:
 
     def __init__(self, engine: ManagedEngine, turns: list[Turn]) -> None:
         self.engine, self.turns = engine, turns
-        self.steps = engine.log.of(Step)
+        self.steps = engine.log.of(Lineage)
 
     @property
     def relations(self) -> list[str]:
@@ -88,8 +88,8 @@ async def test_a_person_who_goes_back_leaves_a_branch_under_the_epoch_of_what_it
     engine, (*_, epoch) = played.engine, played.engine.epochs
     again = [*write(14)[: epoch.depth + 1], {"role": "user", "content": "No: change the lexer in place of the parser."}]
     turn = await engine.send(again)
-    assert engine.log.of(Step)[-1].relation == "branch"
+    assert engine.log.of(Lineage)[-1].relation == "branch"
     assert turn.messages[-1] == again[-1]
     forth = await engine.send(write(15))
-    assert engine.log.of(Step)[-1].relation == "branch"
+    assert engine.log.of(Lineage)[-1].relation == "branch"
     assert forth.messages[-5:] == write(15)[-5:]

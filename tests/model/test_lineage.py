@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.model.lineage import LONGEST_MARK, NODE_SIZE, compute_chain_root, extend_chain, name_mark
+from proxy.model.lineage import LONGEST_MARK, NODE_SIZE, compute_chain_root, extend_chain, name_fingerprint
 
 
 def test_a_node_names_all_before_it() -> None:
@@ -25,19 +25,19 @@ def test_a_message_without_a_form_adds_no_node() -> None:
 
 @pytest.mark.parametrize("name", ["call:call_1", "form:00ff", "call:na\u00efve", "call:" + "x" * 195])
 def test_a_name_of_reasonable_length_stays_as_it_is(name: str) -> None:
-    assert name_mark(name) == name
+    assert name_fingerprint(name) == name
 
 
 @given(st.text(st.characters(), max_size=600))
 def test_any_other_name_is_kept_by_its_digest_and_found_again(name: str) -> None:
-    kept = name_mark("call:" + name)
+    kept = name_fingerprint("call:" + name)
     assert len(kept) <= LONGEST_MARK
     kept.encode()
-    assert name_mark(kept) == kept
+    assert name_fingerprint(kept) == kept
     assert kept.startswith("call:")
 
 
 def test_long_names_and_names_that_are_no_text_differ_as_what_they_stand_for() -> None:
     names = ["call:" + "x" * 300, "call:" + "x" * 301, "item:" + "x" * 300, "call:\ud800", "call:\ud801", "\ud800"]
-    assert len({name_mark(name) for name in names}) == len(names)
-    assert name_mark("\ud800" * 300 + ":x").startswith("sha256:")
+    assert len({name_fingerprint(name) for name in names}) == len(names)
+    assert name_fingerprint("\ud800" * 300 + ":x").startswith("sha256:")

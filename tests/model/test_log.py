@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Summary
 from proxy.model.exchange import Outcome, Round, Timings, Trailer
-from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step
+from proxy.model.lineage import Adoption, CallFingerprint, Lineage, NodeRow, Reply
 from proxy.model.log import (
     ArchiveHealth,
     BranchRow,
@@ -31,11 +31,11 @@ def make_outcome(received: bytes) -> Outcome:
 
 
 def make_reply(nodes: int, name: str = "call:a") -> Reply:
-    row, mark = NodeRow(b"n" * 16, b"p" * 16, True), CallFingerprint(name, b"n" * 16, b"f" * 16)
-    return Reply("x1", 0, (row,) * nodes, (mark,))
+    row, fingerprint = NodeRow(b"n" * 16, b"p" * 16, True), CallFingerprint(name, b"n" * 16, b"f" * 16)
+    return Reply("x1", 0, (row,) * nodes, (fingerprint,))
 
 
-@pytest.mark.parametrize(
+@pytest.fingerprint.parametrize(
     ("small", "large"),
     [
         (make_opening(body=make_manifest(b"")), make_opening(body=make_manifest(KILOBYTE))),
@@ -57,7 +57,9 @@ def test_a_place_weighs_its_nodes_and_the_names_of_its_marks() -> None:
     assert weigh_record(make_reply(11)) - weigh_record(make_reply(1)) >= 10 * 32
     assert weigh_record(make_reply(1, "call:" + "x" * 100)) - weigh_record(make_reply(1)) >= 99
     reply = make_reply(3)
-    assert weigh_record(Step("x1", "root", False, b"n" * 16, 3, 0, reply.nodes, reply.marks)) == weigh_record(reply)
+    assert weigh_record(Lineage("x1", "root", False, b"n" * 16, 3, 0, reply.nodes, reply.fingerprints)) == weigh_record(
+        reply
+    )
     assert 0 < weigh_record(Adoption("s1", "s2", b"n" * 16, 1)) < 1024
 
 
@@ -95,7 +97,7 @@ def test_a_summary_weighs_its_text_and_what_it_names() -> None:
 
 def test_what_is_derived_is_left_out_and_the_rest_keeps_its_order() -> None:
     reply = make_reply(1)
-    step = Step("x1", "root", False, b"n" * 16, 1, 0, reply.nodes, reply.marks)
+    step = Lineage("x1", "root", False, b"n" * 16, 1, 0, reply.nodes, reply.fingerprints)
     adoption, pin = Adoption("s1", "s2", b"n" * 16, 1), Pin("s1", b"n" * 16, True, 7)
     opening, round_, plan = make_opening(), Round("x1", 0, "main", None), Plan("x1", 0, "gpt-5", "original")
     kept = (opening, round_, make_outcome(b""), Trailer("x1", 0, 0, b""), make_reading())

@@ -11,8 +11,8 @@ from proxy.retrieval.postings import (
     MOST_PASSAGES,
     PLACE_SHIFT,
     SESSION_SHIFT,
+    IndexedText,
     Passage,
-    Source,
     get_kind,
     get_length_index,
     get_part,
@@ -26,11 +26,11 @@ from proxy.retrieval.postings import (
 MAY_8 = 1_683_550_560_000
 
 
-def say(text: str, **more: object) -> Source:
-    return Source(**{"text": text, "role": "user", "kind": "message", "at_ms": MAY_8, **more})  # type: ignore[arg-type]
+def say(text: str, **more: object) -> IndexedText:
+    return IndexedText(**{"text": text, "role": "user", "kind": "message", "at_ms": MAY_8, **more})  # type: ignore[arg-type]
 
 
-def list_lane(source: Source, lane: str) -> list[Passage]:
+def list_lane(source: IndexedText, lane: str) -> list[Passage]:
     return [passage for passage in cut_passages(source) if passage.lane == lane]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory_index import MemoryIndex
-from proxy.retrieval.postings import PASSAGE_BITS, PLACE_SHIFT, Source, SourceRole, get_kind, get_session, get_turn
+from proxy.retrieval.postings import PASSAGE_BITS, PLACE_SHIFT, IndexedText, TextRole, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
 from tests.support.examples import examples
@@ -27,18 +27,18 @@ class Talk:
 
     def say(self, *texts: str, at_ms: int = MAY_8) -> None:
         for text in texts:
-            role: SourceRole = "user" if self.turn % 2 == 0 else "assistant"
-            self.index.add(self.session, self.turn, [Source(text=text, role=role, kind="message", at_ms=at_ms)])
+            role: TextRole = "user" if self.turn % 2 == 0 else "assistant"
+            self.index.add(self.session, self.turn, [IndexedText(text=text, role=role, kind="message", at_ms=at_ms)])
             self.turn += 1
 
     def act(self, thought: str, command: str, output: str) -> None:
         said = [
-            Source(text=thought, role="assistant", kind="message"),
-            Source(text=command, role="assistant", kind="arguments"),
+            IndexedText(text=thought, role="assistant", kind="message"),
+            IndexedText(text=command, role="assistant", kind="arguments"),
         ]
         self.index.add(self.session, self.turn, said)
         card = f"{thought}\n{command}"
-        self.index.add(self.session, self.turn + 1, [Source(text=output, role="tool", kind="output", card=card)])
+        self.index.add(self.session, self.turn + 1, [IndexedText(text=output, role="tool", kind="output", card=card)])
         self.turn += 2
 
 
@@ -83,8 +83,8 @@ def test_a_reply_is_found_and_not_the_thought_beside_it() -> None:
     talk = Talk()
     talk.say("What of the shelter job?")
     reply = [
-        Source(text="They want to know it", role="assistant", kind="reasoning"),
-        Source(text="Gone!", role="assistant", kind="message"),
+        IndexedText(text="They want to know it", role="assistant", kind="reasoning"),
+        IndexedText(text="Gone!", role="assistant", kind="message"),
     ]
     talk.index.add(1, 1, reply)
     assert [get_kind(each.entry) for each in ask(talk.index, "shelter job").entries] == ["message", "message"]
@@ -125,7 +125,7 @@ def test_who_is_named_is_who_says_it() -> None:
     for turn, (sender, text) in enumerate(
         (("Ann", "I paint a lake, Bob"), ("Ann", "Hi Bob, the paint is dry"), ("Bob", "I paint, too"), ("Ann", "Bob?"))
     ):
-        talk.index.add(1, 20 + 2 * turn, [Source(text=text, role="user", kind="message", sender=sender)])
+        talk.index.add(1, 20 + 2 * turn, [IndexedText(text=text, role="user", kind="message", sender=sender)])
     assert list_turns(ask(talk.index, "What did Bob paint?"))[0] == 24
 
 
@@ -188,8 +188,8 @@ def test_a_rule_is_found_first() -> None:
     talk = Talk()
     fill_up(talk, 10)
     rule = "Always indent with tabs."
-    talk.index.add(1, 50, [Source(text=f"{rule} See you", role="user", kind="message", rules=(rule,))])
-    talk.index.add(1, 60, [Source(text="indent the tabs of the browser", role="user", kind="message")])
+    talk.index.add(1, 50, [IndexedText(text=f"{rule} See you", role="user", kind="message", rules=(rule,))])
+    talk.index.add(1, 60, [IndexedText(text="indent the tabs of the browser", role="user", kind="message")])
     assert list_turns(ask(talk.index, "indent tabs", limit=1)) == [50]
 
 

@@ -23,10 +23,10 @@ from proxy.model.exchange import (
 )
 from proxy.model.lineage import (
     CallFingerprint,
+    Lineage,
     NodeRow,
     Relation,
     Reply,
-    Step,
     compute_chain_root,
     extend_chain,
 )
@@ -156,7 +156,7 @@ def make_node(text: str, parent: bytes | None = None, *, is_answer: bool = False
 
 
 def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:
-    """Messages one behind the other; what begins with an exclamation mark is an answer."""
+    """Messages one behind the other; what begins with an exclamation fingerprint is an answer."""
     rows: list[NodeRow] = []
     for text in texts:
         rows.append(make_node(text, rows[-1].node if rows else parent, is_answer=text.startswith("!")))
@@ -164,7 +164,7 @@ def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:
 
 
 def make_mark(name: str, row: NodeRow, form: bytes = b"f" * 16) -> CallFingerprint:
-    """A mark of a node."""
+    """A fingerprint of a node."""
     return CallFingerprint(name, row.node, form)
 
 
@@ -177,20 +177,20 @@ def make_step(
     base: int = 0,
     relation: Relation = "append",
     is_side: bool = False,
-    marks: Sequence[CallFingerprint] = (),
-) -> Step:
+    fingerprints: Sequence[CallFingerprint] = (),
+) -> Lineage:
     """Where a request stands: at the last of its nodes, unless `tip` says otherwise."""
     if tip is None:
         tip = nodes[-1].node if nodes else compute_chain_root("openai")
     depth = base + len(nodes) if depth is None else depth
-    return Step(exchange, relation, is_side, tip, depth, base, tuple(nodes), tuple(marks))
+    return Lineage(exchange, relation, is_side, tip, depth, base, tuple(nodes), tuple(fingerprints))
 
 
 def make_reply(
-    exchange: str = "e1", nodes: Sequence[NodeRow] = (), marks: Sequence[CallFingerprint] = (), k: int = 0
+    exchange: str = "e1", nodes: Sequence[NodeRow] = (), fingerprints: Sequence[CallFingerprint] = (), k: int = 0
 ) -> Reply:
     """Where an answer stands."""
-    return Reply(exchange, k, tuple(nodes), tuple(marks))
+    return Reply(exchange, k, tuple(nodes), tuple(fingerprints))
 
 
 def make_epoch(
@@ -265,7 +265,7 @@ def make_original(name: str, *messages: bytes, place: int = 1, offset: int = 0) 
 def make_plan(exchange: str = "e1", k: int = 0, *, view: str = "gpt-4o", epoch: str = "", owed: float = 0.0) -> Plan:
     """What was decided for a round."""
     rung: Rung = "plan" if epoch else "original"
-    return Plan(exchange, k, view, rung, epoch, "soft", "below the mark", 900, 300, 1000, owed, -2.5)
+    return Plan(exchange, k, view, rung, epoch, "soft", "below the fingerprint", 900, 300, 1000, owed, -2.5)
 
 
 def make_pin(node: bytes, *, session: str = "", is_on: bool = True, at_ms: int = OPENED_MS) -> Pin:

@@ -6,10 +6,10 @@ from typing import Protocol
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
+from proxy.engine.ports import MOST_BEARING, MOST_FINGERPRINTS, MOST_RECALLED, MOST_RECALLED_ROWS, Ancestry, Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import Adoption, CallFingerprint, StoredSession, compute_chain_root, name_mark
+from proxy.model.lineage import Adoption, CallFingerprint, StoredSession, compute_chain_root, name_fingerprint
 from proxy.model.log import BranchRow, Call, Record
 from tests.store.contract import count_dropped, is_stored
 from tests.store.samples import (
@@ -164,7 +164,7 @@ class TreeContract:
 
     async def test_of_many_marks_the_last_are_looked_up(self, archive: TreeArchive) -> None:
         session = await add_turns(archive)
-        unknown = [f"call:x{i}" for i in range(MOST_MARKS)]
+        unknown = [f"call:x{i}" for i in range(MOST_FINGERPRINTS)]
         assert await recall_ids(archive, marks=("call:1", *unknown)) == []
         assert await recall_ids(archive, marks=("call:1", *unknown[1:])) == [session]
 
@@ -197,7 +197,7 @@ class TreeContract:
     async def test_a_mark_of_any_name_is_found_again(self, archive: TreeArchive, name: str) -> None:
         await archive.append(make_opening(), make_step("e1", [A], marks=[make_mark(name, A)]))
         (stored,) = await archive.recall((), (name,), NEW)
-        assert stored.marks == (make_mark(name_mark(name), A),)
+        assert stored.marks == (make_mark(name_fingerprint(name), A),)
         assert await recall_ids(archive, marks=(name + "!",)) == []
 
     async def test_a_chain_may_begin_behind_a_node_of_another_session(self, archive: TreeArchive) -> None:

@@ -25,7 +25,7 @@ from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event
 from proxy.model.exchange import ClientRequest, Headers, HeldRow, Opening, Outcome, Reading, SessionKey
-from proxy.model.lineage import Step, StoredSession
+from proxy.model.lineage import Lineage, StoredSession
 from proxy.model.log import (
     ArchiveHealth,
     BranchRow,
@@ -196,7 +196,7 @@ class FakeArchive(UnmanagedLog):
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
         openings = {opening.exchange: opening for opening in self.of(Opening)}
-        steps = {step.exchange: step for step in self.of(Step)}
+        steps = {step.exchange: step for step in self.of(Lineage)}
         is_read = {reading.exchange for reading in self.of(Reading)}
         return [
             UnreadRow(

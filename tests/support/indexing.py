@@ -10,7 +10,7 @@ from proxy.engine.body_cache import build_manifest
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.model.epoch import Epoch, Summary
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings
-from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
+from proxy.model.lineage import Lineage, NodeRow, Reply, compute_chain_root, extend_chain
 from proxy.model.log import Record
 from proxy.model.manifest import compute_digest
 from proxy.store.policy import StorePolicy
@@ -75,7 +75,7 @@ class LogBuilder:
             manifest,
             at_ms or OPENED_MS + self._count * 1000,
         )
-        step = Step(name, "append", False, chain.tip, len(chain.nodes), base, rows, ())
+        step = Lineage(name, "append", False, chain.tip, len(chain.nodes), base, rows, ())
         records: list[Record] = [opening, step, Round(name, 0, UPSTREAM, None)]
         self.last = chain.tip
         if answer is not None:

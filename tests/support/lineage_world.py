@@ -15,13 +15,13 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import replace
 
 from proxy.engine.lineage.identity import ClientId, make_session
-from proxy.engine.lineage.resolver import is_under_way, list_shown_marks
+from proxy.engine.lineage.resolver import is_under_way, list_shown_fingerprints
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.response_reader import UnreadAnswer as Answered
 from proxy.engine.runtime import TaskRunner
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, RequestOptions, Round, Timings
-from proxy.model.lineage import Adoption, Step, compute_chain_root, extend_chain
+from proxy.model.lineage import Adoption, Lineage, compute_chain_root, extend_chain
 from proxy.wire.identity import Item, count_preamble
 from tests.support.ancestry import Tree
 from tests.support.clients import Message, Said
@@ -171,9 +171,9 @@ class World:
         self.is_broken = True
         received, build = self.run(self.engine.reception.resolve(request, self.tongue.form, RequestOptions("observe")))
         self.engine.archive.refuses_recall = False
-        assert received.step is not None
+        assert received.lineage is not None
         self.is_whole &= self.engine.lineage.index.is_complete  # receiving may have dropped a session
-        opening, step = self.engine.reception.make_opening(received, build), received.step
+        opening, step = self.engine.reception.make_opening(received, build), received.lineage
         call = Call(asking, opening.exchange, opening.session.id, tenant, nodes, items)
         call.tip = nodes[-1] if nodes else self.root
         call.likeness = (tenant, call.tip, asking.system if self.tongue.system("x") else "")
@@ -310,9 +310,9 @@ class World:
     def _list_witnesses(self, call: Call, own: dict[str, Tree]) -> set[str]:
         found = set()
         for item in call.items:
-            for name in list_shown_marks(cast(Any, _Shown([item]))):
-                alike = [t for t in own.values() if name in t.marks and t.marks[name].form == item.form]
-                if len(alike) == 1 and alike[0].has_answer(alike[0].marks[name].node):
+            for name in list_shown_fingerprints(cast(Any, _Shown([item]))):
+                alike = [t for t in own.values() if name in t.fingerprints and t.fingerprints[name].form == item.form]
+                if len(alike) == 1 and alike[0].has_answer(alike[0].fingerprints[name].node):
                     found.add(alike[0].key.id)
         self._note(f"shown answers of {min(len(found), 2)} sessions")
         return found if len(found) == 1 else set()
@@ -330,7 +330,7 @@ class World:
                 depth = max(depth, *(i + 1 for i, node in enumerate(path) if node in known))
         return depth >= ADOPTABLE
 
-    def _check_step(self, call: Call, step: Step) -> None:
+    def _check_step(self, call: Call, step: Lineage) -> None:
         tree = self.trees.get(call.session)
         had = {row.node for row in tree.nodes.values()} if tree else set()
         base = next((depth for depth in range(len(call.nodes), 0, -1) if call.nodes[depth - 1] in had), 0)
@@ -356,7 +356,7 @@ class World:
         call.adopted = adoptions[seen:]
         for adoption in call.adopted:
             self._note("adoption")
-            source = self.trees[adoption.source]
+            source = self.trees[adoption.origin]
             assert call.is_accepted and len(call.nodes) >= ADOPTABLE
             assert adoption.session == call.session and adoption.node in call.nodes
             assert source.key.tenant != call.tenant
@@ -374,8 +374,8 @@ class World:
         if len(index) < len(self.trees):
             self.is_whole = False
         tenants = index.by_tenant.values()
-        assert all(own.by_node or own.by_mark for own in tenants)
-        for leading in (index.by_node, *[each for own in tenants for each in (own.by_node, own.by_mark)]):
+        assert all(own.by_node or own.by_fingerprint for own in tenants)
+        for leading in (index.by_node, *[each for own in tenants for each in (own.by_node, own.by_fingerprint)]):
             for found in leading.values():
                 assert not isinstance(found, list) or len(found) > 1
                 assert all(known in sessions for known in (found if isinstance(found, list) else [found]))

@@ -27,7 +27,7 @@ from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled,
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, ResponseRead, RungFailedEvent
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, SessionKey
-from proxy.model.lineage import Step, StoredSession
+from proxy.model.lineage import Lineage, StoredSession
 from proxy.model.log import BranchRow, Call, Record
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
@@ -107,7 +107,7 @@ class ContextLog(FakeArchive):
         if self.forgets_uses:
             raise StoreUnavailable("the log cannot be read")
         sessions = {opening.exchange: opening.session.id for opening in self.of(Opening)}
-        tips = {step.exchange: step.tip for step in self.of(Step) if sessions[step.exchange] == session}
+        tips = {step.exchange: step.tip for step in self.of(Lineage) if sessions[step.exchange] == session}
         last = {plan.exchange: plan for plan in self.of(Plan)}
         depths = {epoch.id: epoch.depth for epoch in self.of(Epoch)}
         used = [plan for exchange, plan in last.items() if exchange in tips and depths.get(plan.epoch)]
@@ -116,7 +116,7 @@ class ContextLog(FakeArchive):
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """All calls as one branch, whatever their histories."""
         own = {opening.exchange for opening in self.of(Opening) if opening.session.id == session}
-        steps = [step for step in self.of(Step) if step.exchange in own]
+        steps = [step for step in self.of(Lineage) if step.exchange in own]
         calls = [Call(n, step.exchange, step.depth) for n, step in enumerate(steps, 1)]
         return [BranchRow(b"", 0, tuple(calls), "root", b"", is_side=False)]
 

@@ -27,7 +27,7 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import WorkerLost
 from proxy.model.exchange import Headers, Mode, SessionKey
-from proxy.model.lineage import Relation, Step, compute_chain_root
+from proxy.model.lineage import Lineage, Relation, compute_chain_root
 from proxy.model.lru import LruCache
 from proxy.wire.body import split_body
 from proxy.wire.chat_completions import ChatCompletions
@@ -232,7 +232,7 @@ def make_subject(
     root = compute_chain_root(session.upstream)
     chain = make_chain(read_messages(form, split, None, 0, root), None, root)
     tip = chain.nodes[-1] if chain.nodes else root
-    step = Step(exchange, "root" if not base else relation, is_side, tip, len(chain.nodes), base, (), ())
+    step = Lineage(exchange, "root" if not base else relation, is_side, tip, len(chain.nodes), base, (), ())
     limit = members.get("max_tokens", 0)
     return ManagedRequest(
         "POST",
@@ -248,7 +248,7 @@ def make_subject(
         wire=form.name,
         opened_ms=1,
         model=MODEL,
-        step=step,
+        lineage=step,
         items_key=form.items_key,
         split=split,
         chain=chain,

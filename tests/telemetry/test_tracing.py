@@ -61,7 +61,7 @@ class Traced:
         form = FORMATS["chat_completions"]
         call = OpenExchange(exchange, unused, unused, form, "main", unused, CappedBuffer(1), ())
         call.arrived = time.monotonic() - 0.5
-        return dict(self.tracing.mark(call, ((b"host", b"x"), *headers), body))
+        return dict(self.tracing.add_headers(call, ((b"host", b"x"), *headers), body))
 
     @property
     def span(self) -> ReadableSpan:

@@ -8,7 +8,7 @@ import pytest
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody, split_body
-from proxy.wire.rendering import MarkedRequest, add_markers, apply, find_hop
+from proxy.wire.rendering import RenderedRequest, add_markers, apply, find_hop
 
 ANTHROPIC = "anthropic_messages"
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -31,7 +31,7 @@ def mark_system(system: Any, **members: Any) -> Any:
     given = {} if system is None else {"system": system}
     body = split(json.dumps({**given, **members, "messages": [{"role": "user", "content": "a"}] * 3}).encode())
     kept = form.read_cache_terms(body, 0)
-    sent = add_markers(form, body, MarkedRequest((USER % b"b",), {}), preamble=0, through=1, kept=kept, lost=())
+    sent = add_markers(form, body, RenderedRequest((USER % b"b",), {}), preamble=0, through=1, kept=kept, lost=())
     value = json.loads(apply(body, 0, 1, sent.rendered, sent.changed, members=sent.members))
     assert [name for name in value if name != "system"] == [*members, "messages"]
     return value.get("system")
@@ -106,7 +106,7 @@ def send_with_hop(place: int, *, is_ours: bool, tail: int = 3, **members: Any) -
     messages[-1]["content"] = [text("a") | MARK]
     body = split(json.dumps({**members, "messages": messages}).encode())
     kept = form.read_cache_terms(body, 0, ["5m"])
-    sent = MarkedRequest((USER % b"b",), {})
+    sent = RenderedRequest((USER % b"b",), {})
     sent = add_markers(form, body, sent, preamble=0, through=1, kept=kept, lost=(), hop=(place, "5m"), is_ours=is_ours)
     value = json.loads(apply(body, 0, 1, sent.rendered, sent.changed, members=sent.members))
     return [at for at, each in enumerate(value["messages"]) if "cache_control" in json.dumps(each)]

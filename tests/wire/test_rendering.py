@@ -15,7 +15,7 @@ from proxy.model.messages import BESIDE
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import (
-    MarkedRequest,
+    RenderedRequest,
     add_markers,
     apply,
     change_items,
@@ -355,7 +355,7 @@ def send_marked(
     kept = form.read_cache_terms(body, first, [each for marked in found[stop:] for each in marked])
     rendered = place_marker(form, (USER % b"ledger", USER % b"end"), lost)
     sent = add_markers(
-        form, body, MarkedRequest(rendered, {}), preamble=first, through=len(taken), kept=kept, lost=lost
+        form, body, RenderedRequest(rendered, {}), preamble=first, through=len(taken), kept=kept, lost=lost
     )
     value = json.loads(apply(body, first, len(taken), sent.rendered, sent.changed))
     every = json.dumps([value.get("tools"), value["messages"]])
@@ -408,14 +408,14 @@ def test_ours_come_beside_those_of_the_client(
 def test_a_message_that_takes_no_marker_is_left_as_it_is(content: Any) -> None:
     items = [{"role": "system", "content": content}, {"role": "user", "content": "a"}, {"role": "user", "content": ""}]
     body, form = split(json.dumps({"messages": items}).encode()), FORMATS[CHAT]
-    before = MarkedRequest((USER % b"",), {})
+    before = RenderedRequest((USER % b"",), {})
     assert add_markers(form, body, before, preamble=1, through=1, kept=CacheTerms(), lost=[]) == before
 
 
 def test_a_message_that_is_sent_in_other_bytes_keeps_them_under_a_marker() -> None:
     items = [{"role": role, "content": "a"} for role in ("system", "user", "assistant")]
     body, form = split(json.dumps({"messages": items}).encode()), FORMATS[CHAT]
-    before = MarkedRequest((USER % b"ledger",), {1: b'{"role":"assistant","content":"changed"}'})
+    before = RenderedRequest((USER % b"ledger",), {1: b'{"role":"assistant","content":"changed"}'})
     sent = add_markers(form, body, before, preamble=1, through=1, kept=CacheTerms(), lost=[])
     messages = json.loads(apply(body, 1, 1, sent.rendered, sent.changed))["messages"]
     assert messages == [

@@ -131,7 +131,7 @@ async def test_vectors_are_kept_for_the_passages_that_it_names(log: LogBuilder, 
     batch = await worker.list_passages("s1", "e")
     assert [each.text for each in batch.passages] == ["a zebra", "an okapi"]
     numbers, codes = tuple([each.number for each in batch.passages]), (encode("a zebra"), encode("an okapi"))
-    made = VectorBatch(mark=batch.mark, since=batch.since, until=batch.until, numbers=numbers, codes=codes)
+    made = VectorBatch(stamp=batch.stamp, since=batch.since, until=batch.until, numbers=numbers, codes=codes)
     assert await worker.keep_vectors("s1", "e", made) == ""
     assert (await worker.list_passages("s1", "e")).passages == ()
     async with asyncio.timeout(LIMIT):
@@ -141,7 +141,7 @@ async def test_vectors_are_kept_for_the_passages_that_it_names(log: LogBuilder, 
     assert await wait_for_hit(log, "gnu") == "a gnu"
     batch = await worker.list_passages("s1", "e")
     codes = (encode("a gnu", 64), encode("a gnu", 64))
-    made = VectorBatch(mark=batch.mark, since=batch.since, until=batch.until, numbers=numbers, codes=codes)
+    made = VectorBatch(stamp=batch.stamp, since=batch.since, until=batch.until, numbers=numbers, codes=codes)
     assert "vectors have 64 numbers, and others of e had 128" in await worker.keep_vectors("s1", "e", made)
 
 

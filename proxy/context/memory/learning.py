@@ -36,7 +36,7 @@ _TAG = re.compile(r"(?<!\S)#([A-Za-z][\w.-]{0,60})(?=[\s,;.]|$)")
 _OWN_LINE = re.compile(r"- m(\d{1,9}): \"(.*)\"")
 _NOTHING = re.compile(r"(?i)\W*(?:none|nothing|n/?a|no (?:new )?facts?)\b.{0,20}")
 _WORD = re.compile(r"\w{4,}")
-_SOURCE_SHARE = 0.6
+_ORIGIN_SHARE = 0.6
 
 
 class _Stated(Value):
@@ -71,8 +71,8 @@ def learn_facts(
             own.append(_make_own(text, nodes[place]))
             said = f"{said}\n{_normalize(text)}"
     users = UserWords(index, span.stop, foreign)
-    sources = _SourceFinder(index, span)
-    facts = [_check(each, users, sources, nodes) for each in _list_stated(stated)]
+    origins = _OriginFinder(index, span)
+    facts = [_check(each, users, origins, nodes) for each in _list_stated(stated)]
     new = [fact for fact in facts if CLAIMED in fact.tags or fact.replaces or _normalize(fact.text) not in said]
     return (*own[-MAX_RULES:], *new[:MAX_FACTS])
 
@@ -141,7 +141,7 @@ def _unquote(text: str) -> str:
     return inner.strip()
 
 
-def _check(each: _Stated, users: UserWords, sources: "_SourceFinder", nodes: Sequence[bytes]) -> LearnedFact:
+def _check(each: _Stated, users: UserWords, origins: "_OriginFinder", nodes: Sequence[bytes]) -> LearnedFact:
     """Return a stated fact as the user's own words if a message of the user has them, else as a claim."""
     if (quote := users.find(each.text, each.place)) is not None:
         salience = (
@@ -151,14 +151,14 @@ def _check(each: _Stated, users: UserWords, sources: "_SourceFinder", nodes: Seq
         return LearnedFact(each.kind, text, each.tags, (nodes[quote.place],), _CONFIRMED, salience, each.replaces)
     # What no message of the user says is neither a rule nor a wish of the user's.
     kind: FactKind = each.kind if each.kind == "decision" else "fact"
-    place = sources.find(each.text, each.place)
+    place = origins.find(each.text, each.place)
     cited = (nodes[place],) if place is not None else ()
     return LearnedFact(
         kind, each.text, (*each.tags, CLAIMED), cited, UNKNOWN, min(each.salience, _MOST_CLAIMED), each.replaces
     )
 
 
-class _SourceFinder:
+class _OriginFinder:
     """Finds the message of a span that a claim most likely comes from: the first that has most of its long words."""
 
     def __init__(self, index: ConversationIndex, span: MessageRange) -> None:
@@ -179,7 +179,7 @@ class _SourceFinder:
             return named
         shares = [len(wanted & words) for words in self._words]
         best = max(shares, default=0)
-        if not wanted or best < _SOURCE_SHARE * len(wanted):
+        if not wanted or best < _ORIGIN_SHARE * len(wanted):
             return None
         return start + shares.index(best)
 

@@ -37,7 +37,7 @@ class Turn(Value):
         return format_turn(self.number)
 
 
-class TraceSource(Value):
+class MessageOrigin(Value):
     """Where a message comes from: its time in seconds, the exchange that first had it, and its node."""
 
     ts: float
@@ -63,17 +63,17 @@ def list_covered(turns: Sequence[Turn], spans: Collection[tuple[int, int]]) -> f
     return frozenset(turn.number for turn in turns if covered.issuperset(range(turn.start, turn.stop)))
 
 
-def list_traces(messages: Sequence[CountedMessage], sources: Sequence[TraceSource]) -> tuple[RawTrace, ...]:
+def list_traces(messages: Sequence[CountedMessage], origins: Sequence[MessageOrigin]) -> tuple[RawTrace, ...]:
     """Return the traces of a conversation, given where each message comes from."""
-    return tuple(_Tracer(messages, sources).trace())
+    return tuple(_Tracer(messages, origins).trace())
 
 
 class _Tracer:
     """Numbers the traces of one conversation. Each number depends only on the messages up to its own."""
 
-    def __init__(self, messages: Sequence[CountedMessage], sources: Sequence[TraceSource]) -> None:
+    def __init__(self, messages: Sequence[CountedMessage], origins: Sequence[MessageOrigin]) -> None:
         self._messages = messages
-        self._sources = sources
+        self._origins = origins
         self._starts = frozenset(list_turn_starts(messages))
         self._count = 0
         self._turn = 0
@@ -81,16 +81,16 @@ class _Tracer:
         self._calls: dict[str, tuple[ToolCall, int]] = {}  # by id: the newest call, and its turn
 
     def trace(self) -> Iterator[RawTrace]:
-        for place, (seen, source) in enumerate(zip(self._messages, self._sources, strict=True)):
+        for place, (seen, origin) in enumerate(zip(self._messages, self._origins, strict=True)):
             self._turn += place in self._starts
             if seen.message.results:
-                yield from self._trace_results(seen, source)
+                yield from self._trace_results(seen, origin)
             else:
-                yield from self._trace_words(seen, source)
+                yield from self._trace_words(seen, origin)
             for call in seen.message.calls:
                 self._calls[call.id] = call, self._turn
                 yield self._make(
-                    source,
+                    origin,
                     "tool_call",
                     "",
                     tool_name=fit_text(call.name),
@@ -99,14 +99,14 @@ class _Tracer:
                     correlation_id=fit_text(call.id),
                 )
 
-    def _trace_words(self, seen: CountedMessage, source: TraceSource) -> Iterator[RawTrace]:
+    def _trace_words(self, seen: CountedMessage, origin: MessageOrigin) -> Iterator[RawTrace]:
         message, role = seen.message, seen.structure.role
         kind: TraceType = "assistant" if role == "assistant" else "user"
         text, media = _read_media(message.text, message.media)
         if text or media is not None or (role == "user" and not message.calls):
-            yield self._make(source, kind, text, media=media, tags=() if role in _OWN_ROLES else (fit_text(role),))
+            yield self._make(origin, kind, text, media=media, tags=() if role in _OWN_ROLES else (fit_text(role),))
 
-    def _trace_results(self, seen: CountedMessage, source: TraceSource) -> Iterator[RawTrace]:
+    def _trace_results(self, seen: CountedMessage, origin: MessageOrigin) -> Iterator[RawTrace]:
         message = seen.message
         outputs = message.outputs if len(message.outputs) == len(message.results) else (message.text,)
         for i, id in enumerate(message.results):
@@ -114,7 +114,7 @@ class _Tracer:
             text, media = _read_media(outputs[i] if i < len(outputs) else "", () if i else message.media)
             is_short = len(text) <= LONGEST_RESULT
             yield self._make(
-                source,
+                origin,
                 "tool_result",
                 text,
                 turn,
@@ -123,27 +123,27 @@ class _Tracer:
                 tool_call_id=fit_text(id),
                 tool_result=text if is_short else None,
                 tool_error=fit_text(find_outcome(text)),
-                tool_result_ref="" if is_short else source.node.hex(),
+                tool_result_ref="" if is_short else origin.node.hex(),
                 correlation_id=fit_text(id),
                 tags=("late",) if turn != self._turn else (),
             )
         if message.beside:
-            yield self._make(source, "user", fit_text("\n".join(message.beside)))
+            yield self._make(origin, "user", fit_text("\n".join(message.beside)))
 
     def _make(
-        self, source: TraceSource, kind: TraceType, content: str, turn: int | None = None, **given: object
+        self, origin: MessageOrigin, kind: TraceType, content: str, turn: int | None = None, **given: object
     ) -> RawTrace:
         number = self._turn if turn is None else turn
         self._count += 1
         self._in_turn[number] = self._in_turn.get(number, 0) + 1
         return RawTrace(
             f"rt_{self._count:04}",
-            source.ts,
+            origin.ts,
             format_turn(number),
             self._in_turn[number],
             kind,
             content,
-            source.event,
+            origin.event,
             **given,  # type: ignore[arg-type]
         )
 

@@ -22,7 +22,7 @@ from proxy.context.conversation import (
     list_turn_starts,
 )
 from proxy.context.memory.bundle import render_turns
-from proxy.context.memory.traces import TraceSource, list_traces, list_turns
+from proxy.context.memory.traces import MessageOrigin, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
 from proxy.context.user_messages import MessageForms, list_shortened, list_user_forms
@@ -167,7 +167,7 @@ def _render_recent(messages: Sequence[CountedMessage], place: int, stop: int) ->
     if place >= stop:
         return ""
     ids = {turn.id for turn in list_turns(messages) if place <= turn.start < stop}
-    traces = list_traces(messages[:stop], [TraceSource(0.0, "", b"")] * stop)
+    traces = list_traces(messages[:stop], [MessageOrigin(0.0, "", b"")] * stop)
     return render_turns([each for each in traces if each.turn_id in ids])
 
 

@@ -28,7 +28,7 @@ from proxy.engine.request_resolver import Route, read_clearing, read_output_limi
 from proxy.model.epoch import Epoch, Strategy, Summary
 from proxy.model.errors import Conflict
 from proxy.model.exchange import SUCCESS
-from proxy.model.lineage import Step
+from proxy.model.lineage import Lineage
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
 from proxy.wire.body import append_item, remove_member
@@ -182,7 +182,7 @@ class ManualCompaction:
             model=row.model,
             ceiling=read_ceiling(row.headers),
             strategy=read_strategy(row.headers) or self.find_strategy(row.model),
-            step=Step("", row.relation or "append", row.is_side, chain.tip, depth, row.base, (), ()),
+            lineage=Lineage("", row.relation or "append", row.is_side, chain.tip, depth, row.base, (), ()),
             items_key=form.items_key,
             split=split if clearing is None else remove_member(split, form.clearing_key),
             chain=chain,

@@ -91,14 +91,14 @@ def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
     """Tell of a request whose opening is handed to the log, if anybody listens."""
     if RequestRecorded not in bus.subscribers:
         return
-    step, decode = request.step, FORMATS[request.wire].decode_message
-    place = min(step.base, len(request.nodes)) if step is not None else 0
+    lineage, decode = request.lineage, FORMATS[request.wire].decode_message
+    place = min(lineage.base, len(request.nodes)) if lineage is not None else 0
 
     def list_roles(most: int) -> list[str]:
         return [decode(raw).structure.role for raw in request.list_raws(max(place, len(request.nodes) - most))]
 
     told = (request.upstream.name, request.model, request.wire, request.nodes[place:], place, list_roles)
-    is_read = (request.is_side, step is not None)
+    is_read = (request.is_side, lineage is not None)
     bus.publish(RequestRecorded(request.exchange, request.session, *told, *is_read, request.load_message))
 
 

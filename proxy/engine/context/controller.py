@@ -42,7 +42,7 @@ from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.open_exchange import RetrySource
+from proxy.engine.open_exchange import Retries
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan, name_view
@@ -150,7 +150,7 @@ class ContextController:
         *,
         commit: Commit,
         add_labels: Callable[[Headers], None],
-    ) -> RetrySource:
+    ) -> Retries:
         """Return the object that decides what is sent if the upstream refuses the request.
 
         `add_labels` adds headers to the response.
@@ -177,7 +177,7 @@ class ContextController:
         self._observer.note_arrival(request)
         if request.is_pinning:
             return None
-        if request.mode != "manage" or request.step is None:
+        if request.mode != "manage" or request.lineage is None:
             return None
         if self.states.holdout.fraction and self.states.holdout.has(request.session.id):
             return None
@@ -203,7 +203,7 @@ class ContextController:
         """Return the unchanged request if its size in bytes proves that it is short. Nothing is looked up."""
         content, budget = request.split.content, self.states.find_budget(request)
         is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
-        if not is_short or self.states.is_overflowed(request) or _find_mark(request):
+        if not is_short or self.states.is_overflowed(request) or _find_management(request):
             return None
         own = make_own_body(request)
         return OutgoingRequest("original", own, is_managed=True, is_guarded=_is_risky(budget, request))
@@ -212,7 +212,7 @@ class ContextController:
         """Return what is sent if memory has the session, and nothing has to be waited for."""
         self._caches.forget_lost()
         context = self._caches.contexts.find_known(request)
-        if context is None or _find_mark(request):
+        if context is None or _find_management(request):
             return None
         epoch, budget = context.find(request.view, request), self.states.find_budget(request)
         if epoch is None:
@@ -253,9 +253,9 @@ class ContextController:
         """Return why a request is not managed, or an empty string if it is."""
         if request.mode != "manage":
             return f"{request.mode} was asked for"
-        if request.step is None:
+        if request.lineage is None:
             return _UNPROVEN
-        return _find_mark(request) or (HOLDOUT if await self._is_holdout(request) else "")
+        return _find_management(request) or (HOLDOUT if await self._is_holdout(request) else "")
 
     def _exempt(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
         return self._observe_holdout(request) if reason == HOLDOUT else self._stand_aside(request, reason)
@@ -338,7 +338,7 @@ class ContextController:
         """Return a request that is not managed without the reasoning that was made under an epoch."""
         if not any(name in request.split.content for name in FORMATS[request.wire].signed_names):
             return outgoing
-        if request.step is None:  # nothing of its session may be used yet
+        if request.lineage is None:  # nothing of its session may be used yet
             return replace(outgoing, is_mendable=may_bind_reasoning(request.model))
         self._caches.forget_lost()
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
@@ -446,7 +446,7 @@ async def write_counted(controller: ContextController, request: ManagedRequest) 
     states = controller.states
     context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
     own = make_own_body(request, context.reasoning.find_changed(request, None))
-    if request.mode != "manage" or _find_mark(request):
+    if request.mode != "manage" or _find_management(request):
         return own, own, 0
     epoch = context.find(request.view, request)
     state = await states.read(request, context, epoch, states.find_budget(request))
@@ -456,7 +456,7 @@ async def write_counted(controller: ContextController, request: ManagedRequest) 
     return outgoing.body, own, max(0, state.to_model_tokens(state.client_tokens - outgoing.tokens))
 
 
-def _find_mark(request: ManagedRequest) -> str:
+def _find_management(request: ManagedRequest) -> str:
     """Find a sign outside the messages that the context is managed already. Return an empty string if there is none."""
     return _explain(request, FORMATS[request.wire].find_management(request.split, len(request.split.items)))
 

@@ -286,7 +286,7 @@ class EpochPlanner:
                 reports=tuple([each for each in inputs.reports if not each.block or self.takes_compactions(request)]),
                 sent=_find_sent(request),
                 unkept=request.list_unkept(),
-                is_volatile=request.step is not None and request.step.relation == "volatile",
+                is_volatile=request.lineage is not None and request.lineage.relation == "volatile",
                 needs_thinking=rules.needs_thinking,
                 needs_json=rules.needs_json,
                 strategy=request.strategy,
@@ -309,8 +309,8 @@ def list_originals(plan: ContextPlan, request: ManagedRequest, known: Mapping[st
 
 def _find_sent(request: ManagedRequest) -> int | None:
     """Count the messages that were sent before. Return None unless the rest was appended: then all may be old."""
-    step = request.step
-    return step.base if step is not None and step.base and step.relation in ("append", "volatile") else None
+    lineage = request.lineage
+    return lineage.base if lineage is not None and lineage.base and lineage.relation in ("append", "volatile") else None
 
 
 def read_plan(epoch: Epoch) -> ContextPlan:

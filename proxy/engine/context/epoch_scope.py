@@ -98,7 +98,7 @@ def epoch_applies(epoch: Epoch, reach: int | None, request: ManagedRequest) -> b
         return True
     if reach is None:
         return keeps_recent_turns(epoch, items, MIN_GROUPS, 0)
-    is_retry = request.step is not None and request.step.relation == "retry"
+    is_retry = request.lineage is not None and request.lineage.relation == "retry"
     return not is_retry and keeps_recent_turns(epoch, items)
 
 

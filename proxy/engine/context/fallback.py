@@ -27,7 +27,7 @@ from proxy.engine.context.epoch_planner import (
 )
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.history_cache import HistoryCache
-from proxy.engine.context.request_state import NO_MEMORY, MemorySource, OutgoingRequest, RequestState, StateReader
+from proxy.engine.context.request_state import NO_MEMORY, EpochMemory, OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.runtime import EngineBus
@@ -94,7 +94,7 @@ class FallbackChain:
         bus: EngineBus,
         *,
         hard_wait_seconds: float,
-        memory: MemorySource = NO_MEMORY,
+        memory: EpochMemory = NO_MEMORY,
         is_patient: bool = False,
     ) -> None:
         self._contexts = states.caches.contexts

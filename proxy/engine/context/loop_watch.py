@@ -89,7 +89,7 @@ class LoopWatch:
 
     def annotate(self, request: ManagedRequest) -> ManagedRequest:
         """Return a request with the notes that its model is to read, if models are told."""
-        is_managed = request.mode == "manage" and request.step is not None and not request.is_side
+        is_managed = request.mode == "manage" and request.lineage is not None and not request.is_side
         if not (self._is_annotating and is_managed):
             return request
         notes = self._find_notes(request)

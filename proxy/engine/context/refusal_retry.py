@@ -70,7 +70,7 @@ _log = logging.getLogger("palimpsest.context")
 
 
 class RefusalRetry:
-    """Decides what is sent after the upstream refused one call (`open_exchange.RetrySource`)."""
+    """Decides what is sent after the upstream refused one call (`open_exchange.Retries`)."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class RefusalRetry:
         if not mentions("bound", refusal.headers, refusal.content):
             return False
         request, context = self._request, self._states.caches.contexts.get(self._request.session.id)
-        return request.step is None or request.is_new or (context is not None and bool(context.epochs))
+        return request.lineage is None or request.is_new or (context is not None and bool(context.epochs))
 
     async def _send_stripped(self) -> Retry | None:
         """Retry a request that is not managed, without any signed reasoning."""

@@ -144,7 +144,7 @@ class RequestState(Value):
             unread=unread,
             may_be_holdout=self.may_be_holdout,
             is_repeat=context.was_sent(self.view, request),
-            is_retry=request.step is not None and request.step.relation == "retry",
+            is_retry=request.lineage is not None and request.lineage.relation == "retry",
             is_refused=self.is_refused,
             is_overflowed=self.is_overflowed,
             unshortened=unshortened,
@@ -225,7 +225,7 @@ class RequestState(Value):
         return self.ratio.apply(tokens)
 
 
-class MemorySource(Protocol):
+class EpochMemory(Protocol):
     """Says what is shown of memory in a new epoch of the strategy `snapshot`."""
 
     async def add(self, state: RequestState, seconds: float) -> RequestState:

@@ -16,7 +16,7 @@ from proxy.model.epoch import Edit, Epoch, Kept, Recalled, Replaced, Written, de
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHE_MEMBER, DEFAULT_LIFETIME
-from proxy.wire.rendering import NO_CHANGES, MarkedRequest, add_markers, apply, find_hop, place_marker, unmark
+from proxy.wire.rendering import NO_CHANGES, RenderedRequest, add_markers, apply, drop_markers, find_hop, place_marker
 from proxy.wire.rounds import append_tool
 from proxy.wire.validity import (
     MOST_MARKERS,
@@ -109,9 +109,9 @@ class Rewriter:
         tool: bytes,
         changed: Mapping[int, bytes],
         restored: Sequence[RestoredAnswer],
-        is_unmarked: bool,
+        has_no_markers: bool,
     ) -> bytes:
-        """Return the body with these answers restored. If it `is_unmarked`, what is not the client's has no marker."""
+        """Return the body with these answers restored. If it `has_no_markers`, what is ours has none."""
         provider = self._providers.get(request.session.upstream, UNKNOWN_PROVIDER)
         leading = request.chain.preamble.count
         form = FORMATS[request.wire]
@@ -119,11 +119,11 @@ class Rewriter:
         lost = history.list_markers(epoch.depth)
         judged = self._find_judged(request, history, epoch, restored)
         splices, rendered = judged.splices, place_marker(form, epoch.rendered, lost)
-        if is_unmarked:
-            splices = tuple(map(_unmark_splice, splices))
+        if has_no_markers:
+            splices = tuple(map(_drop_markers_of, splices))
             gone = [place for place in history.marked if _is_replaced(place, epoch.depth, restored)]
             lifetimes = [lifetime for place in gone for lifetime in history.structures[place].markers]
-            rendered = place_marker(form, tuple(map(unmark, epoch.rendered)), lifetimes)
+            rendered = place_marker(form, tuple(map(drop_markers, epoch.rendered)), lifetimes)
         lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
         shown = {"is_marked": rendered is not epoch.rendered, "is_judged": lasting is not None}
         if problem := find_problem(history, splices, rules, pinned, restored=judged.restored, **shown):
@@ -131,20 +131,20 @@ class Rewriter:
         if lasting is None:
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        sent = MarkedRequest(rendered, request.add_notes(epoch.depth, changed))
-        if form.takes_markers and not is_unmarked:
+        sent = RenderedRequest(rendered, request.add_notes(epoch.depth, changed))
+        if form.takes_markers and not has_no_markers:
             kept = history.list_markers()[len(lost) :]
             has_room = len(rules.markers) + len(kept) + bool(lost) < MOST_MARKERS
             if has_room and (provider.takes_markers or kept or CACHE_MEMBER in request.split.members):
                 sent = self._mark(request, history, epoch, sent, is_ours=provider.takes_markers)
         members = {**sent.members, "tools": append_tool(request.split.member("tools"), tool)} if tool else sent.members
-        shape = unmark if is_unmarked else bytes
+        shape = drop_markers if has_no_markers else bytes
         spans = [(range(each.start, each.stop), tuple(map(shape, each.messages))) for each in restored]
         return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed, members=members, spans=spans)
 
     def _mark(
-        self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch, sent: MarkedRequest, *, is_ours: bool
-    ) -> MarkedRequest:
+        self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch, sent: RenderedRequest, *, is_ours: bool
+    ) -> RenderedRequest:
         """Return what is sent with cache markers of ours, up to the most that a request may have."""
         form, body, first = FORMATS[request.wire], request.split, request.chain.preamble.count
         later = [place for place in history.marked if place >= epoch.depth]
@@ -186,20 +186,20 @@ class Rewriter:
 def _mend_markers(write: Callable[..., bytes]) -> bytes:
     """Return a body, without cache markers of ours if it has a fault of markers with them."""
     try:
-        return write(is_unmarked=False)
+        return write(has_no_markers=False)
     except Invalid as error:
         if not str(error).startswith("markers"):
             raise
-        return write(is_unmarked=True)
+        return write(has_no_markers=True)
 
 
 def _make_splice(wire: str, restored: RestoredAnswer) -> Splice:
     structures = tuple(map(FORMATS[wire].parse_structure, restored.messages))
     marked = restored.answered if restored.answered < restored.stop else NOWHERE
-    return _unmark_splice(Splice(restored.start, restored.stop, structures), marked)
+    return _drop_markers_of(Splice(restored.start, restored.stop, structures), marked)
 
 
-def _unmark_splice(splice: Splice, marked: int = NOWHERE) -> Splice:
+def _drop_markers_of(splice: Splice, marked: int = NOWHERE) -> Splice:
     """Return a splice without cache markers in what replaces messages; those of the client from `marked` on count."""
     structures = tuple([replace(each, markers=()) if each.markers else each for each in splice.structures])
     return replace(splice, structures=structures, marked=marked)

@@ -78,7 +78,7 @@ class _WrittenBody(NamedTuple):
 class _StoredAnswer(NamedTuple):
     """An answer in the log: its items by their ids, and of these the ones of which only the provider has the content.
 
-    `proofs` are the forms of its items and the node of its end, by the names of their marks. `is_own`: it was made for
+    `proofs` are the forms of its items and the node of its end, by the names of their fingerprints. `is_own`: it was made for
     the client's own request.
     """
 
@@ -89,7 +89,7 @@ class _StoredAnswer(NamedTuple):
     is_own: bool
 
 
-_Name = tuple[bytes, str, str]  # the tenant, the upstream, and the name of a mark, or of an exchange
+_Name = tuple[bytes, str, str]  # the tenant, the upstream, and the name of a fingerprint, or of an exchange
 
 
 class StoredHistories:
@@ -213,10 +213,10 @@ class StoredHistories:
         return raws
 
     async def _find(self, form: Format, session: SessionKey, name: str) -> _StoredAnswer:
-        """Return the answer with this mark. Raises Unheld unless just one has it."""
+        """Return the answer with this fingerprint. Raises Unheld unless just one has it."""
         kind, _, id = name.partition(":")
         bearers = await self._lineage.find_bearers(session, name)
-        proofs = {mark.node if kind == "response" else mark.form for _, mark in bearers}
+        proofs = {each.node if kind == "response" else each.form for _, each in bearers}
         if len(proofs) != 1:
             raise Unheld(f"the log has {'more than one' if proofs else 'no'} {kind} {id[:100]!r} of this client")
         key = session.tenant, session.upstream, name

@@ -85,7 +85,7 @@ def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: i
 
 
 def digest_layers(split: SplitBody, preamble: Preamble) -> bytes:
-    """Return what a `Step` has of the parts of a prompt beside its messages (`LAYERS`)."""
+    """Return what a `Lineage` has of the parts of a prompt beside its messages (`LAYERS`)."""
     tools = split.member("tools"), split.member("functions")
     parameters = []
     for name in CACHED_PARAMETERS:

@@ -14,16 +14,16 @@ from typing import NamedTuple
 import msgspec
 
 from proxy.engine.lineage.session_index import REWRITES, SessionIndex, SessionNodes, Traits
-from proxy.engine.ports import MOST_MARKS
+from proxy.engine.ports import MOST_FINGERPRINTS
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import (
     LONGEST_TAIL,
     CallFingerprint,
+    Lineage,
     NodeRow,
     Relation,
-    Step,
     count_shared_nodes,
-    name_mark,
+    name_fingerprint,
 )
 from proxy.model.lru import LruCache
 from proxy.wire.identity import Item
@@ -84,24 +84,24 @@ class LineageQuery(msgspec.Struct, frozen=True, gc=False):
 class Proof(NamedTuple):
     """The result of a request's own chain as proof: the session that it belongs to, if known.
 
-    Otherwise `source` may name a session of another credential that it extends, and the last node that it shares.
+    Otherwise `origin` may name a session of another credential that it extends, and the last node that it shares.
     """
 
     known: SessionNodes | None
-    source: tuple[str, bytes] | None = None
+    origin: tuple[str, bytes] | None = None
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """The place of a request in its session. `known` is what memory has of the session; `source` is as in `Proof`.
+    """The place of a request in its session. `known` is what memory has of the session; `origin` is as in `Proof`.
 
-    `step` is None for a request that is not trusted: `record_request` makes it once the upstream has accepted it.
+    `lineage` is None for a request that is not trusted: `record_request` makes it once the upstream has accepted it.
     `is_new`: it is the first of its session. `is_certain`: the log was asked about it, or need not be.
     """
 
     session: SessionKey
     known: SessionNodes
-    step: Step | None
-    source: tuple[str, bytes] | None = None
+    lineage: Lineage | None
+    origin: tuple[str, bytes] | None = None
     is_new: bool = False
     is_certain: bool = True
 
@@ -128,11 +128,14 @@ class UnknownHistories:
             self._showing.setdefault(each, set()).add(history)
         self._shown.put(history, shown)
 
-    def record_answer(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
+    def record_answer(self, nodes: Iterable[NodeRow], fingerprints: Iterable[CallFingerprint]) -> None:
         """Remove the histories that contain an answer which was just recorded."""
         if not self._showing:
             return
-        answered: list[bytes | str] = [*(row.node for row in nodes), *(mark.name for mark in marks)]
+        answered: list[bytes | str] = [
+            *(row.node for row in nodes),
+            *(fingerprint.name for fingerprint in fingerprints),
+        ]
         for each in answered:
             for history in tuple(self._showing.get(each, ())):
                 self._remove(history)
@@ -236,29 +239,29 @@ class SessionResolver:
             if self.prove(query) == _NO_PROOF and not self._find_witnesses(query):
                 self._unknown.add(history, _list_shown(query))
 
-    def record_answer(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
+    def record_answer(self, nodes: Iterable[NodeRow], fingerprints: Iterable[CallFingerprint]) -> None:
         """Record that an answer is in the log, which later requests may contain."""
-        self._unknown.record_answer(nodes, marks)
+        self._unknown.record_answer(nodes, fingerprints)
 
     def place(self, query: LineageQuery, proof: Proof, *, is_certain: bool = True) -> Placement:
         """Decide where a request belongs. Without `is_certain` the log may have another session for it."""
-        index, session, source = self._index, query.session, proof.source
+        index, session, origin = self._index, query.session, proof.origin
         if session.family or not is_certain:
             known = index.open(session)
             known.is_partial |= not is_certain
         elif found := proof.known or self._join(query):
             known = index.open(found.key)
         elif found := self._recognise(query):
-            known, source = index.open(found.key), None
+            known, origin = index.open(found.key), None
         else:
             known = index.open(session)
         is_new = not known.tips and not known.is_partial
         if is_new and not session.family and is_under_way(query.items):
             self._begun.put((query.likeness, query.traits), known.key.id)
-        step = self.record_request(query, known) if query.is_trusted else None
-        return Placement(known.key, known, step, source, is_new, is_certain)
+        lineage = self.record_request(query, known) if query.is_trusted else None
+        return Placement(known.key, known, lineage, origin, is_new, is_certain)
 
-    def record_request(self, query: LineageQuery, known: SessionNodes) -> Step:
+    def record_request(self, query: LineageQuery, known: SessionNodes) -> Lineage:
         """Add a request to its session. Return how it extends that."""
         nodes, base = query.nodes, known.measure(query.nodes)
         depth = len(nodes)
@@ -277,15 +280,15 @@ class SessionResolver:
             known.newest = nodes
             if base and known.rewrites >= REWRITES:
                 relation = "volatile"
-        step = Step(query.exchange, relation, is_side, tip, depth, base, tuple(rows), _list_brought(query, base))
-        self._index.add(known.key.id, step.nodes, step.marks)
+        lineage = Lineage(query.exchange, relation, is_side, tip, depth, base, tuple(rows), _list_brought(query, base))
+        self._index.add(known.key.id, lineage.nodes, lineage.fingerprints)
         known.tips.add(tip)
         if not is_side:
             known.traits = query.traits
             known.depth = depth
         if base or not is_side:
             known.record_traits(tip, query.traits, is_side=is_side)
-        return step
+        return lineage
 
     def record_unanswered(self, known: SessionNodes, likeness: Likeness) -> None:
         """Record that a first request got no answer, so that the next one like it is a retry, no new conversation."""
@@ -318,14 +321,14 @@ class SessionResolver:
         return next(iter(found.values())) if len(found) == 1 else None
 
     def _find_witnesses(self, query: LineageQuery) -> dict[str, SessionNodes]:
-        """Return, by id, the sessions that are the only source of an answer which a request contains."""
+        """Return, by id, the sessions that are the only origin of an answer which a request contains."""
         found: dict[str, SessionNodes] = {}
         session = query.session
         for item in query.items:
             for name in _name_item(item):
-                bearers = self._index.find_by_mark(session.tenant, session.upstream, name)
-                alike = [known for known in bearers if known.marks[name].form == item.form]
-                if len(alike) == 1 and alike[0].is_answer(alike[0].marks[name].node):
+                bearers = self._index.find_by_fingerprint(session.tenant, session.upstream, name)
+                alike = [known for known in bearers if known.fingerprints[name].form == item.form]
+                if len(alike) == 1 and alike[0].is_answer(alike[0].fingerprints[name].node):
                     found[alike[0].key.id] = alike[0]
         return found
 
@@ -348,14 +351,14 @@ def list_proving_nodes(query: LineageQuery) -> Sequence[bytes]:
     return query.nodes if _find_last_assistant(query, 0) else ()
 
 
-def list_shown_marks(query: LineageQuery) -> list[str]:
-    """Return the mark names by which the log may recognise the answers in a request, the newest last."""
+def list_shown_fingerprints(query: LineageQuery) -> list[str]:
+    """Return the fingerprint names by which the log may recognise the answers in a request, the newest last."""
     names: list[str] = []
     for item in reversed(query.items):
         names[:0] = _name_item(item)
-        if len(names) >= MOST_MARKS:
+        if len(names) >= MOST_FINGERPRINTS:
             break
-    return names[-MOST_MARKS:]
+    return names[-MOST_FINGERPRINTS:]
 
 
 def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
@@ -364,7 +367,7 @@ def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
     In a session that its client names, answers are recognised by their calls only, never by text.
     """
     names = _name_calls(item) if session.family else _name_item(item)
-    return [*names, name_mark(f"item:{own_id}")] if own_id else names
+    return [*names, name_fingerprint(f"item:{own_id}")] if own_id else names
 
 
 def _choose_namesake(namesakes: Sequence[SessionNodes], query: LineageQuery, depth: int) -> SessionNodes:
@@ -405,17 +408,17 @@ def _name_item(item: Item) -> Sequence[str]:
 def _name_calls(item: Item) -> Sequence[str]:
     if not item.calls or item.role != "assistant" or not item.form:
         return ()
-    return [name_mark(f"call:{call}") for call in item.calls[-_MOST_BROUGHT:] if not _COUNTED.fullmatch(call)]
+    return [name_fingerprint(f"call:{call}") for call in item.calls[-_MOST_BROUGHT:] if not _COUNTED.fullmatch(call)]
 
 
 def _list_brought(query: LineageQuery, base: int) -> tuple[CallFingerprint, ...]:
     """Return the calls after the first `base` messages, which the client brought; the newest if there are very many."""
-    marks: list[CallFingerprint] = []
+    fingerprints: list[CallFingerprint] = []
     fresh = islice(reversed(query.nodes), len(query.nodes) - base)
     for item, node in zip(reversed(query.items), fresh, strict=False):
-        if item.calls and len(marks) < _MOST_BROUGHT:
-            marks += [CallFingerprint(name, node, item.form) for name in reversed(_name_calls(item))]
-    return tuple(marks[:_MOST_BROUGHT][::-1])
+        if item.calls and len(fingerprints) < _MOST_BROUGHT:
+            fingerprints += [CallFingerprint(name, node, item.form) for name in reversed(_name_calls(item))]
+    return tuple(fingerprints[:_MOST_BROUGHT][::-1])
 
 
 def _relate(query: LineageQuery, known: SessionNodes, base: int, *, is_side: bool) -> Relation:

@@ -1,4 +1,4 @@
-"""The sessions in memory, and the indexes by which they are found: by id, by node, and by mark.
+"""The sessions in memory, and the indexes by which they are found: by id, by node, and by fingerprint.
 
 A node is indexed for a session only if a recorded answer of that session is at the node or before it. Beginnings that
 many conversations share (equal first messages, canned examples) prove nothing and are not indexed.
@@ -53,13 +53,13 @@ class SessionNodes:
 
     __slots__ = (
         *("_parents", "adopted", "depth", "is_partial", "key", "tip_traits"),
-        *("standings", "marks", "newest", "rewrites", "tips", "traits", "weight"),
+        *("standings", "fingerprints", "newest", "rewrites", "tips", "traits", "weight"),
     )
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
         self.standings: dict[bytes, int] = {}
-        self.marks: dict[str, CallFingerprint] = {}
+        self.fingerprints: dict[str, CallFingerprint] = {}
         self.tips: set[bytes] = set()
         self.adopted: set[str] = set()
         self.traits: Traits | None = None
@@ -92,11 +92,11 @@ class SessionNodes:
         standings[node] = standing
         return before < PROVEN <= standing
 
-    def add_mark(self, mark: CallFingerprint) -> None:
-        """Add a mark, unless there is one with its name."""
-        if mark.name not in self.marks:
+    def add_fingerprint(self, fingerprint: CallFingerprint) -> None:
+        """Add a fingerprint, unless there is one with its name."""
+        if fingerprint.name not in self.fingerprints:
             self.weight += _MARK_WEIGHT
-            self.marks[mark.name] = mark
+            self.fingerprints[fingerprint.name] = fingerprint
 
     def is_answer(self, node: bytes) -> bool:
         """Return whether a recorded answer of this session ends at the node."""
@@ -124,11 +124,11 @@ _Index = dict[K, SessionNodes | list[SessionNodes]]
 class _TenantIndex:
     """The indexes of one tenant's sessions. They are separate so that one tenant never hides sessions of another."""
 
-    __slots__ = ("by_mark", "by_node")
+    __slots__ = ("by_fingerprint", "by_node")
 
     def __init__(self) -> None:
         self.by_node: _Index[bytes] = {}
-        self.by_mark: _Index[str] = {}
+        self.by_fingerprint: _Index[str] = {}
 
 
 class SessionIndex:
@@ -189,10 +189,10 @@ class SessionIndex:
         own = self.by_tenant.get(tenant)
         return _find(own.by_node, node) if own is not None else ()
 
-    def find_by_mark(self, tenant: bytes, upstream: str, name: str) -> Sequence[SessionNodes]:
-        """Return the tenant's sessions at an upstream that have a mark of this name, or none if they are too many."""
+    def find_by_fingerprint(self, tenant: bytes, upstream: str, name: str) -> Sequence[SessionNodes]:
+        """Return the tenant's sessions at an upstream with a fingerprint of this name, or none if they are too many."""
         own = self.by_tenant.get(tenant)
-        bearers = _find(own.by_mark, name) if own is not None else ()
+        bearers = _find(own.by_fingerprint, name) if own is not None else ()
         return [known for known in bearers if known.key.upstream == upstream] if len(bearers) < _NAMESAKES else ()
 
     def open(self, key: SessionKey) -> SessionNodes:
@@ -205,8 +205,8 @@ class SessionIndex:
             self.sessions.move_to_end(key.id)
         return known
 
-    def add(self, session: str, nodes: Iterable[NodeRow], marks: Sequence[CallFingerprint]) -> None:
-        """Add new nodes, parents first, and marks to a session. If it was dropped meanwhile, only the log has them."""
+    def add(self, session: str, nodes: Iterable[NodeRow], fingerprints: Sequence[CallFingerprint]) -> None:
+        """Add new nodes, parents first, and fingerprints to a session. If it was dropped, only the log has them."""
         known = self.sessions.get(session)
         if known is None:
             self._record_loss()
@@ -220,23 +220,23 @@ class SessionIndex:
                 for by_node in (self.by_node, own.by_node):
                     if by_node.setdefault(row.node, known) is not known:
                         _append(by_node, row.node, known)
-        for mark in marks:
-            known.add_mark(mark)
-            if own.by_mark.setdefault(mark.name, known) is not known:
-                _append(own.by_mark, mark.name, known)
-        if is_first and (own.by_node or own.by_mark):
+        for fingerprint in fingerprints:
+            known.add_fingerprint(fingerprint)
+            if own.by_fingerprint.setdefault(fingerprint.name, known) is not known:
+                _append(own.by_fingerprint, fingerprint.name, known)
+        if is_first and (own.by_node or own.by_fingerprint):
             self.by_tenant[known.key.tenant] = own
         self.weight += known.weight - before
 
     def absorb(self, stored: StoredSession) -> SessionNodes:
         """Add a session as the log has it.
 
-        Its marks replace those that a client brought while the log could not be asked.
+        Its fingerprints replace those that a client brought while the log could not be asked.
         """
         known = self.open(stored.key)
         known.tips.update(stored.tips)
-        self.add(stored.key.id, stored.nodes, stored.marks)
-        known.marks.update({mark.name: mark for mark in reversed(stored.marks)})
+        self.add(stored.key.id, stored.nodes, stored.fingerprints)
+        known.fingerprints.update({fingerprint.name: fingerprint for fingerprint in reversed(stored.fingerprints)})
         if stored.volatile and not known.newest:
             known.rewrites, known.newest = REWRITES, _trace(stored.nodes, stored.volatile)
         return known
@@ -265,9 +265,9 @@ class SessionIndex:
         for node in known.standings:
             _remove(self.by_node, node, known)
             _remove(own.by_node, node, known)
-        for name in known.marks:
-            _remove(own.by_mark, name, known)
-        if not own.by_node and not own.by_mark:
+        for name in known.fingerprints:
+            _remove(own.by_fingerprint, name, known)
+        if not own.by_node and not own.by_fingerprint:
             del self.by_tenant[known.key.tenant]
 
     def _record_loss(self) -> None:

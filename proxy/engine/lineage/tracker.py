@@ -21,7 +21,7 @@ from proxy.engine.lineage.resolver import (
     Placement,
     SessionResolver,
     list_proving_nodes,
-    list_shown_marks,
+    list_shown_fingerprints,
     name_answer,
 )
 from proxy.engine.lineage.session_index import ANSWER, SessionIndex, SessionNodes
@@ -29,14 +29,14 @@ from proxy.engine.ports import Archive, Clock
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CallUnreadableEvent, ExchangeRecorded
 from proxy.model.exchange import SUCCESS, SessionKey
-from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, extend_chain, name_mark
+from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, extend_chain, name_fingerprint
 from proxy.wire.format import Format
 from proxy.wire.identity import Item
 from proxy.wire.json_values import read_text
 
 # The least number of seconds to wait for the log, even if the call has used up its waiting time.
 RECALL_SECONDS = 0.25
-# What the marks of responses begin with: of those that a client may continue, and of those that began an answer of
+# How the names of responses begin: of those that a client may continue, and of those that began an answer of
 # several rounds, of which the client is to continue the last one.
 _ANSWERED, _HIDDEN = "response:", "hidden:"
 
@@ -51,7 +51,7 @@ class _OpenExchange(msgspec.Struct, gc=False):
     tip: bytes
     token: bytes = b""
     likeness: Likeness = (b"", b"", b"", "")
-    source: tuple[str, bytes] | None = None
+    origin: tuple[str, bytes] | None = None
     untrusted: LineageQuery | None = None
 
 
@@ -85,38 +85,38 @@ class LineageTracker:
 
     async def find_response(self, session: SessionKey, response: str, until: float = 0.0) -> bytes:
         """Return the node of a stored Responses answer of this tenant and upstream, or b"" unless there is just one."""
-        name = name_mark(f"{_ANSWERED}{response}")
-        await self._recall_marks(session, [name], until)
-        nodes = {mark.node for mark in self._list_marks(session, name)}
+        name = name_fingerprint(f"{_ANSWERED}{response}")
+        await self._recall_fingerprints(session, [name], until)
+        nodes = {fingerprint.node for fingerprint in self._list_fingerprints(session, name)}
         return nodes.pop() if len(nodes) == 1 else b""
 
     async def find_last(self, session: SessionKey, response: str, until: float = 0.0) -> str:
         """Return the id of the response that ended the answer which a hidden one began; empty if it is no such one."""
-        name = name_mark(f"{_HIDDEN}{response}")
-        await self._recall_marks(session, [name], until)
-        for known in self.index.find_by_mark(session.tenant, session.upstream, name):
-            node = known.marks[name].node
-            for each, mark in known.marks.items():
-                if mark.node == node and each.startswith(_ANSWERED):
+        name = name_fingerprint(f"{_HIDDEN}{response}")
+        await self._recall_fingerprints(session, [name], until)
+        for known in self.index.find_by_fingerprint(session.tenant, session.upstream, name):
+            node = known.fingerprints[name].node
+            for each, fingerprint in known.fingerprints.items():
+                if fingerprint.node == node and each.startswith(_ANSWERED):
                     return each.removeprefix(_ANSWERED)
         return ""
 
     async def find_bearers(self, session: SessionKey, name: str) -> list[tuple[SessionKey, CallFingerprint]]:
-        """Return the sessions of this tenant and upstream with a message that has this name, each with its mark."""
-        name = name_mark(name)
-        await self._recall_marks(session, [name], 0.0)
-        bearers = self.index.find_by_mark(session.tenant, session.upstream, name)
-        return [(known.key, known.marks[name]) for known in bearers]
+        """Return this tenant's sessions at this upstream with a message of this name, each with its fingerprint."""
+        name = name_fingerprint(name)
+        await self._recall_fingerprints(session, [name], 0.0)
+        bearers = self.index.find_by_fingerprint(session.tenant, session.upstream, name)
+        return [(known.key, known.fingerprints[name]) for known in bearers]
 
     async def resolve_references(self, session: SessionKey, messages: Messages, until: float = 0.0) -> Messages:
         """Return the messages with the forms of stored items in place of the references to them."""
         names: list[str] = []
         for item in messages.fresh:
             if item.reference:
-                names.append(name_mark(f"item:{item.reference}"))
+                names.append(name_fingerprint(f"item:{item.reference}"))
         if not names:
             return messages
-        await self._recall_marks(session, names, until)
+        await self._recall_fingerprints(session, names, until)
         return replace(messages, fresh=[self._resolve_reference(session, item) for item in messages.fresh])
 
     async def count_links(self, links: Sequence[bytes], until: float = 0.0) -> int:
@@ -165,9 +165,9 @@ class LineageTracker:
         if index.weight > index.most_bytes:
             index.shrink()
         likeness = query.likeness
-        untrusted = query if placement.step is None else None
+        untrusted = query if placement.lineage is None else None
         self.open_exchanges[query.exchange] = _OpenExchange(
-            placement.known, likeness[1], query.token, likeness, placement.source, untrusted
+            placement.known, likeness[1], query.token, likeness, placement.origin, untrusted
         )
         return placement
 
@@ -180,7 +180,7 @@ class LineageTracker:
         if is_accepted:
             if event.kind != "recorded":  # no upstream of ours has seen a credential
                 self.tenants.prove(exchange.token)
-            if exchange.untrusted is not None or exchange.source is not None:
+            if exchange.untrusted is not None or exchange.origin is not None:
                 self._accept(exchange)
         elif exchange.untrusted is not None:  # a rejected caller's request does not become part of the conversation
             self.close(event.exchange)
@@ -225,29 +225,29 @@ class LineageTracker:
         response = read_text(value.get("id")) if form.previous_key else ""
         ids = form.read_ids(value)
         rows: list[NodeRow] = []
-        marks: list[CallFingerprint] = []
+        fingerprints: list[CallFingerprint] = []
         for items in form.read_reply(value):
             chain = extend_chain(tip, map(_get_form, items))
             parent = tip
             for i, node in enumerate(chain):
                 item = items[i]
                 for name in name_answer(item, ids[i] if i < len(ids) else "", known.key):
-                    marks.append(CallFingerprint(name, node, item.form))
+                    fingerprints.append(CallFingerprint(name, node, item.form))
                 if node != parent and known.standings.get(node) != ANSWER:  # else it was recorded before
                     rows.append(NodeRow(node, parent, True))
                 parent = node
             if response and chain:
-                marks.append(CallFingerprint(name_mark(f"{_ANSWERED}{response}"), parent, items[-1].form))
+                fingerprints.append(CallFingerprint(name_fingerprint(f"{_ANSWERED}{response}"), parent, items[-1].form))
                 if begun not in ("", response):
-                    marks.append(CallFingerprint(name_mark(f"{_HIDDEN}{begun}"), parent, items[-1].form))
-        if marks and tip not in known.standings:  # a root has no marks
-            marks = [mark for mark in marks if mark.node != tip]
-        self.index.add(known.key.id, rows, marks)
-        self._resolver.record_answer(rows, marks)
+                    fingerprints.append(CallFingerprint(name_fingerprint(f"{_HIDDEN}{begun}"), parent, items[-1].form))
+        if fingerprints and tip not in known.standings:  # a root has no fingerprints
+            fingerprints = [fingerprint for fingerprint in fingerprints if fingerprint.node != tip]
+        self.index.add(known.key.id, rows, fingerprints)
+        self._resolver.record_answer(rows, fingerprints)
         if self.index.weight > self.index.most_bytes:
             self.index.shrink()
         # Remove duplicates: alternatives may be equal, or begin alike.
-        return Reply(exchange, k, tuple(dict.fromkeys(rows)), tuple(dict.fromkeys(marks)))
+        return Reply(exchange, k, tuple(dict.fromkeys(rows)), tuple(dict.fromkeys(fingerprints)))
 
     def list_open(self, session: str) -> list[str]:
         """Return the exchanges of a session whose answers have not become nodes yet."""
@@ -274,24 +274,28 @@ class LineageTracker:
             known = self.index.open(exchange.known.key)
             self.archive.append(self._resolver.record_request(exchange.untrusted, known), is_urgent=False)
             exchange.known, exchange.untrusted = known, None
-        if exchange.source is not None and exchange.source[0] not in exchange.known.adopted:
-            session, node = exchange.source
+        if exchange.origin is not None and exchange.origin[0] not in exchange.known.adopted:
+            session, node = exchange.origin
             exchange.known.adopted.add(session)
             adoption = Adoption(exchange.known.key.id, session, node, self._clock.now_ms())
             self.archive.append(adoption, is_urgent=False)
 
-    def _list_marks(self, session: SessionKey, name: str) -> list[CallFingerprint]:
-        """Return the marks of this name that the session's tenant has at its upstream."""
-        return [known.marks[name] for known in self.index.find_by_mark(session.tenant, session.upstream, name)]
+    def _list_fingerprints(self, session: SessionKey, name: str) -> list[CallFingerprint]:
+        """Return the fingerprints of this name that the session's tenant has at its upstream."""
+        return [
+            known.fingerprints[name] for known in self.index.find_by_fingerprint(session.tenant, session.upstream, name)
+        ]
 
     def _resolve_reference(self, session: SessionKey, item: Item) -> Item:
-        marks = self._list_marks(session, name_mark(f"item:{item.reference}")) if item.reference else ()
-        forms = {mark.form for mark in marks}
+        fingerprints = (
+            self._list_fingerprints(session, name_fingerprint(f"item:{item.reference}")) if item.reference else ()
+        )
+        forms = {fingerprint.form for fingerprint in fingerprints}
         return replace(item, form=forms.pop()) if len(forms) == 1 else item
 
-    async def _recall_marks(self, session: SessionKey, names: Sequence[str], until: float) -> None:
-        """Load the sessions that have these marks."""
-        unknown = [name for name in names if not self._list_marks(session, name)]
+    async def _recall_fingerprints(self, session: SessionKey, names: Sequence[str], until: float) -> None:
+        """Load the sessions that have these fingerprints."""
+        unknown = [name for name in names if not self._list_fingerprints(session, name)]
         if unknown and not self.index.is_complete:
             await self._ask((), unknown, session, until)
 
@@ -301,7 +305,9 @@ class LineageTracker:
 
     async def _recall(self, query: LineageQuery) -> bool:
         """Load the sessions that a request may extend. Return False if the log did not respond in time."""
-        is_answered = await self._ask(list_proving_nodes(query), list_shown_marks(query), query.session, query.until)
+        is_answered = await self._ask(
+            list_proving_nodes(query), list_shown_fingerprints(query), query.session, query.until
+        )
         if is_answered:
             self._resolver.record_recall(query)
         else:

@@ -19,7 +19,7 @@ Work = Callable[[int, T], Awaitable[R]]
 """Makes the result for the n-th item, from 0. What it raises ends the whole run."""
 
 
-class _Source(Generic[T]):
+class _Inputs(Generic[T]):
     """Numbers the items of an input. Several may ask for the next one; each item is given once."""
 
     def __init__(self, inputs: Inputs[T]) -> None:
@@ -73,14 +73,14 @@ async def run_each(
     What the input or `work` raises is raised once the items begun by then have their results. However it ends, also by
     `aclose` or cancellation, nothing is running afterwards.
     """
-    source, room = _Source(inputs), asyncio.Semaphore(2 * concurrency)
+    taken_from, room = _Inputs(inputs), asyncio.Semaphore(2 * concurrency)
     ready: asyncio.Queue[tuple[int, R] | None] = asyncio.Queue()
     problems: list[Exception] = []
 
     async def labour() -> None:
         while not problems:
             await room.acquire()
-            if (taken := await source.take()) is None:
+            if (taken := await taken_from.take()) is None:
                 return
             ready.put_nowait((taken[0], await work(*taken)))
 
@@ -108,7 +108,7 @@ async def run_each(
             raise StoreUnavailable("the engine was closed before all items had a result")
     finally:
         await _end(labourers)
-        await source.close()
+        await taken_from.close()
 
 
 async def _end(labourers: list["asyncio.Task[None]"]) -> None:

@@ -91,7 +91,7 @@ class _PartReader:
         self._steps = 0
 
     def read(self) -> Iterator[MessageDocument]:
-        for place in range(len(self._path.sources)):
+        for place in range(len(self._path.origins)):
             parts = [*self._list_said(place), *self._list_covering(place)]
             if parts:
                 yield self._describe(place, parts)
@@ -106,13 +106,13 @@ class _PartReader:
         return self._describe(place, [self._describe_call(calls[asked], asked[1]) for asked in answers])
 
     def _describe(self, place: int, parts: list[MessagePart]) -> MessageDocument:
-        source = self._path.sources[place]
-        call, role = self._path.calls.get(source.event), fit_text(self._path.messages[place].structure.role)
-        at = round(source.ts * 1000)
-        return MessageDocument(source.node.hex(), place, call.n if call else None, source.event, at, role, parts)
+        origin = self._path.origins[place]
+        call, role = self._path.calls.get(origin.event), fit_text(self._path.messages[place].structure.role)
+        at = round(origin.ts * 1000)
+        return MessageDocument(origin.node.hex(), place, call.n if call else None, origin.event, at, role, parts)
 
     def _list_said(self, place: int) -> Iterator[MessagePart]:
-        seen, source = self._path.messages[place], self._path.sources[place]
+        seen, origin = self._path.messages[place], self._path.origins[place]
         is_own = seen.structure.role == "assistant"
         if is_own and not self._continues(place):
             self._steps += 1
@@ -130,22 +130,22 @@ class _PartReader:
         for call in seen.message.calls:
             yield self._describe_call(call, place)
             yield from islice(_list_patches(_list_texts(call)), 1)
-        if is_own and not (place + 1 < len(self._path.sources) and self._continues(place + 1)):
-            yield StepFinishPart(self._steps, _sum_tokens(self._path.usages.get(source.event)))
+        if is_own and not (place + 1 < len(self._path.origins) and self._continues(place + 1)):
+            yield StepFinishPart(self._steps, _sum_tokens(self._path.usages.get(origin.event)))
 
     def _continues(self, place: int) -> bool:
         """Return whether a message belongs to the same response as the one before it."""
         if not place or self._path.messages[place].structure.role != "assistant":
             return False
         before = self._path.messages[place - 1].structure.role == "assistant"
-        return before and self._path.sources[place].event == self._path.sources[place - 1].event
+        return before and self._path.origins[place].event == self._path.origins[place - 1].event
 
     def _list_results(self, place: int) -> Iterator[MessagePart]:
         """Yield what a message with results has beside those that stand with their calls."""
         message = self._path.messages[place].message
         for id in message.results:
             if (id, place) not in self._results.answered:
-                at = round(self._path.sources[place].ts * 1000)
+                at = round(self._path.origins[place].ts * 1000)
                 output = _read_output(self._path, place, id)
                 yield ToolPart("", fit_text(id), None, fit_text(output), self._judge(output, at, place))
         if block := self._blocks.get(place):
@@ -154,7 +154,7 @@ class _PartReader:
             yield TextPart(fit_text("\n".join(message.beside)))
 
     def _describe_call(self, call: ToolCall, place: int) -> ToolPart:
-        at = round(self._path.sources[place].ts * 1000)
+        at = round(self._path.origins[place].ts * 1000)
         answered = self._results.places.get((call.id, place))
         output = None if answered is None else fit_text(_read_output(self._path, answered, call.id))
         status = self._judge(output, at, answered)
@@ -163,7 +163,7 @@ class _PartReader:
     def _judge(self, output: str | None, at: int, answered: int | None) -> ToolStatus:
         if output is None or answered is None:
             return ToolStatus("pending", at, None, None, None)
-        completed = round(self._path.sources[answered].ts * 1000)
+        completed = round(self._path.origins[answered].ts * 1000)
         return judge_output(output, at, completed, self._shortened.get(answered))
 
     def _list_covering(self, place: int) -> Iterator[CompactionPart]:

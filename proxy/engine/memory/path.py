@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from proxy.context.conversation import CountedMessage
-from proxy.context.memory.traces import TraceSource, Turn, list_traces, list_turns
+from proxy.context.memory.traces import MessageOrigin, Turn, list_traces, list_turns
 from proxy.engine.history.answers import is_answered
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import LogReader
@@ -53,14 +53,14 @@ class MemoryPath(msgspec.Struct, frozen=True):
     raws: Sequence[bytes]
     nodes: Sequence[bytes]
     messages: Sequence[CountedMessage]
-    sources: Sequence[TraceSource]
+    origins: Sequence[MessageOrigin]
     turns: tuple[Turn, ...]
     calls: Mapping[str, Call]  # that led to it, by the ids of their exchanges
     usages: Mapping[str, Usage]  # of the answers to calls of the session, by the same
 
     def list_traces(self) -> tuple[RawTrace, ...]:
         """Return the traces of the conversation."""
-        return list_traces(self.messages, self.sources)
+        return list_traces(self.messages, self.origins)
 
     def list_tail(self, turns: int) -> tuple[Turn, ...]:
         """Return the raw tail: so many turns before the current one, which is the last."""
@@ -99,7 +99,7 @@ async def load_path(log: LogReader, session: str, branch: str = "", *, is_whole:
         raws,
         nodes,
         messages,
-        _find_sources(messages, nodes, calls, opened),
+        _find_origins(messages, nodes, calls, opened),
         list_turns(messages),
         {call.exchange: call for call in calls},
         usages,
@@ -174,22 +174,22 @@ def _list_calls(branches: Sequence[BranchRow], row: ExchangeRow) -> Sequence[Cal
     return [Call(row.n, row.id, row.depth)]
 
 
-def _find_sources(
+def _find_origins(
     messages: Sequence[CountedMessage], nodes: Sequence[bytes], calls: Sequence[Call], opened: Mapping[int, int]
-) -> list[TraceSource]:
+) -> list[MessageOrigin]:
     """Return where each message comes from: the first request that had it or, if it answered one, that request."""
-    found: list[TraceSource] = []
+    found: list[MessageOrigin] = []
     before: Call | None = None  # the newest call that ended where the messages found so far do
     for call in calls:
         if call.depth < len(found):
             continue  # an earlier request was sent again
         while before is not None and len(found) < call.depth and messages[len(found)].structure.role == "assistant":
-            found.append(_make_source(before, nodes[len(found)], opened))
-        found += [_make_source(call, nodes[place], opened) for place in range(len(found), call.depth)]
+            found.append(_make_origin(before, nodes[len(found)], opened))
+        found += [_make_origin(call, nodes[place], opened) for place in range(len(found), call.depth)]
         before = call
     answer = range(len(found), len(messages))
-    return found + [_make_source(calls[-1], nodes[place], opened) for place in answer]
+    return found + [_make_origin(calls[-1], nodes[place], opened) for place in answer]
 
 
-def _make_source(call: Call, node: bytes, opened: Mapping[int, int]) -> TraceSource:
-    return TraceSource(opened.get(call.n, 0) / 1000, call.exchange, node)
+def _make_origin(call: Call, node: bytes, opened: Mapping[int, int]) -> MessageOrigin:
+    return MessageOrigin(opened.get(call.n, 0) / 1000, call.exchange, node)

@@ -206,7 +206,7 @@ class Embedder:
                 codes = result.codes
         if until > batch.since:
             numbers = tuple([each.number for each in passages])
-            made = VectorBatch(mark=batch.mark, since=batch.since, until=until, numbers=numbers, codes=tuple(codes))
+            made = VectorBatch(stamp=batch.stamp, since=batch.since, until=until, numbers=numbers, codes=tuple(codes))
             if problem := await self.store.keep_vectors(session, self.model, made):
                 self._unserved.add(upstream)
                 told = "vectors cannot be used and are not asked for until a restart: %s. Check recall.embedding_model"

@@ -105,7 +105,7 @@ class RecallRounds:
 
 
 class AnswerRounds:
-    """The rounds of one answer; implements `open_exchange.RoundSource`."""
+    """The rounds of one answer; implements `open_exchange.HiddenRounds`."""
 
     def __init__(
         self,

@@ -22,13 +22,13 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.lru import LruCache
 from proxy.model.search import SAID, IndexHealth
 from proxy.retrieval.dates import find_stated_time
-from proxy.retrieval.postings import SESSION_SHIFT, Source
+from proxy.retrieval.postings import SESSION_SHIFT, IndexedText
 from proxy.retrieval.vectors import PassageBatch, VectorBatch
 from proxy.store.search import changes, erasing, schema, vectors
 from proxy.store.search.changes import NewMessage
 from proxy.store.search.entries import EPOCH, SUMMARY, Address, load_text, read_edit
 from proxy.store.search.texts import MessageText, address_text, list_texts
-from proxy.store.search.writer import EntrySource, IndexedSession, IndexWriter
+from proxy.store.search.writer import EntryOrigin, IndexedSession, IndexWriter
 from proxy.store.sqlite.connection import FILE_ERRORS, advise, connect_reader
 from proxy.store.sqlite.schema import read_salt
 
@@ -380,9 +380,9 @@ class Indexer:
             note = self._notes.note(session.id, text)
             if is_new:
                 address = Address(message.holder_kind, number, message.item).pack()
-                where = EntrySource(message.turn, part, message.node, address, message.holder, message.call.seq)
-                source = _make_source(text, note, message.call.at_ms, session.stated_ms)
-                self._expect_writer().add(session, source, where)
+                where = EntryOrigin(message.turn, part, message.node, address, message.holder, message.call.seq)
+                indexed = _make_text(text, note, message.call.at_ms, session.stated_ms)
+                self._expect_writer().add(session, indexed, where)
                 part += 1
             if text.kind in SAID and (stated := find_stated_time(text.text)) is not None:
                 session.stated_ms = stated
@@ -402,7 +402,7 @@ class Indexer:
                 place = edit.stop - 1 if isinstance(edit, Written) else edit.place
                 turn = chain[place - (depth - len(chain))] if 0 <= place - (depth - len(chain)) < len(chain) else end
                 call = exchange or changes.find_latest_call(self._log, id, at_ms)
-                where = EntrySource(turn, 0, b"%d:%d" % (seq, item), Address(EPOCH, 0, item).pack(), seq, call)
+                where = EntryOrigin(turn, 0, b"%d:%d" % (seq, item), Address(EPOCH, 0, item).pack(), seq, call)
                 self._index_own(session, text, where, at_ms)
             self._save(session)
             yield
@@ -413,17 +413,17 @@ class Indexer:
             session = self._open_session(id)
             if text and (turn := changes.find_turn(self._log, id, last)):
                 call = exchange or changes.find_latest_call(self._log, id, at_ms)
-                where = EntrySource(turn, 0, b"", Address(SUMMARY, 0, 0).pack(), seq, call, name)
+                where = EntryOrigin(turn, 0, b"", Address(SUMMARY, 0, 0).pack(), seq, call, name)
                 self._index_own(session, MessageText("summary", "other", text), where, at_ms)
             self._save(session)
             yield
 
-    def _index_own(self, session: IndexedSession, text: MessageText, where: EntrySource, at_ms: int) -> None:
+    def _index_own(self, session: IndexedSession, text: MessageText, where: EntryOrigin, at_ms: int) -> None:
         """Add a text that the proxy wrote, unless its session has the same already."""
         writer = self._expect_writer()
         if writer.note_seen(session, changes.digest_text(text.text), where.turn):
             part = writer.find_part(session, where.turn, text)
-            writer.add(session, _make_source(text, _CallNote("", ""), at_ms, None), where._replace(part=part))
+            writer.add(session, _make_text(text, _CallNote("", ""), at_ms, None), where._replace(part=part))
 
     def _open_session(self, id: int) -> IndexedSession:
         assert self._log is not None
@@ -473,8 +473,8 @@ def count_behind(heads: Mapping[str, int], position: Mapping[str, int]) -> int:
     return sum(max(0, heads[table] - position.get(table, 0)) for table in changes.TABLES)
 
 
-def _make_source(text: MessageText, note: _CallNote, at_ms: int, stated_ms: int | None) -> Source:
-    return Source(
+def _make_text(text: MessageText, note: _CallNote, at_ms: int, stated_ms: int | None) -> IndexedText:
+    return IndexedText(
         text=text.text,
         role=text.role,
         kind=text.kind,

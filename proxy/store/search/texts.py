@@ -10,7 +10,7 @@ from proxy.context.references import list_argument_lines
 from proxy.context.strategies.sources import BROADCAST, read_source_name
 from proxy.model.messages import Message, ToolCall
 from proxy.model.search import EntryKind
-from proxy.retrieval.postings import SourceRole
+from proxy.retrieval.postings import TextRole
 from proxy.wire.format import Format
 from proxy.wire.json_values import JSON_ERRORS, limit_depth, load_json, read_text
 from proxy.wire.messages import read_reasoning
@@ -20,14 +20,14 @@ MOST_TEXTS = 12
 LONGEST_TEXT = 400_000
 """Characters of a text that are searched. What is behind them is not found by its words."""
 
-_ROLES: frozenset[str] = frozenset(get_args(SourceRole))
+_ROLES: frozenset[str] = frozenset(get_args(TextRole))
 
 
 class MessageText(NamedTuple):
     """One text of a message. `call` is the id of the call that it makes or answers."""
 
     kind: EntryKind
-    role: SourceRole
+    role: TextRole
     text: str
     sender: str = ""
     call: str = ""
@@ -63,7 +63,7 @@ def describe_call(call: ToolCall) -> str:
 
 
 def _list_all(message: Message, members: Mapping[str, object]) -> Iterator[MessageText]:
-    role: SourceRole = message.role if message.role in _ROLES else "other"  # type: ignore[assignment]
+    role: TextRole = message.role if message.role in _ROLES else "other"  # type: ignore[assignment]
     sender = read_text(members.get("name")) if "role" in members else ""  # of an item that is a call it is the tool's
     yield MessageText("reasoning", role, read_reasoning(members))
     if message.results:

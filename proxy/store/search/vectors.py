@@ -4,7 +4,7 @@ A row has the codes (`retrieval.vectors`) of one batch of a session's passages, 
 position and the vectors cannot differ after a kill. Only what people and models say gets a vector, and summaries of it:
 outputs of tools are found by their words. One model has made all vectors; those of another are dropped.
 
-`mark` is random and belongs to one file of one model: vectors of passages that were listed before an index was made
+`stamp` is random and belongs to one file of one model: vectors of passages that were listed before an index was made
 anew, where others have their numbers now, do not fit, and are dropped.
 """
 
@@ -62,11 +62,11 @@ class VectorCount(NamedTuple):
 
 def list_passages(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: str) -> PassageBatch:
     """Return the next passages of a session that need a vector of this model. Vectors of another model are dropped."""
-    mark = _prepare(index, model)
+    stamp = _prepare(index, model)
     row = log.execute("SELECT id FROM session WHERE key = ?", (key,)).fetchone()
     known = None if row is None else index.execute("SELECT passages FROM session WHERE id = ?", row).fetchone()
     if known is None:
-        return PassageBatch(mark=mark)
+        return PassageBatch(stamp=stamp)
     since = _find_position(index, row[0])
     found: list[PassageText] = []
     size, until = 0, since
@@ -78,7 +78,7 @@ def list_passages(log: sqlite3.Connection, index: sqlite3.Connection, key: str, 
         if text:
             found.append(PassageText(number, text[:_LONGEST_PASSAGE]))
             size += len(found[-1].text)
-    return PassageBatch(mark=mark, passages=tuple(found), since=since, until=until, left=known[0] - until)
+    return PassageBatch(stamp=stamp, passages=tuple(found), since=since, until=until, left=known[0] - until)
 
 
 def keep(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: str, batch: VectorBatch) -> str:
@@ -88,7 +88,7 @@ def keep(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: st
     """
     row = log.execute("SELECT id FROM session WHERE key = ?", (key,)).fetchone()
     found = index.execute(_MODEL.format(schema="main"), (model,)).fetchone() if _has_tables(index, "main") else None
-    if row is None or found is None or found[0] != batch.mark or _find_position(index, row[0]) != batch.since:
+    if row is None or found is None or found[0] != batch.stamp or _find_position(index, row[0]) != batch.since:
         return ""
     width = len(batch.codes[0]) if batch.codes else found[1]
     if any(len(code) != width for code in batch.codes) or found[1] not in (0, width):
@@ -154,24 +154,24 @@ def _has_tables(connection: sqlite3.Connection, schema: str = "idx") -> bool:
 
 
 def _prepare(index: sqlite3.Connection, model: str) -> str:
-    """Return the mark of the vectors of this model, which are all that the index then has."""
+    """Return the stamp of the vectors of this model, which are all that the index then has."""
     if _has_tables(index, "main"):
         found = index.execute(_MODEL.format(schema="main"), (model,)).fetchone()
         if found is not None:
             return str(found[0])
-    mark = os.urandom(8).hex()
+    stamp = os.urandom(8).hex()
     index.execute("BEGIN IMMEDIATE")
     try:
         for statement in _TABLES:
             index.execute(statement)
         index.execute("DELETE FROM vector")
         index.execute("DELETE FROM vector_model")
-        index.execute("INSERT INTO vector_model(name, mark, width) VALUES (?, ?, 0)", (model, mark))
+        index.execute("INSERT INTO vector_model(name, mark, width) VALUES (?, ?, 0)", (model, stamp))
         index.execute("COMMIT")
     except BaseException:
         index.execute("ROLLBACK")
         raise
-    return mark
+    return stamp
 
 
 def _find_position(index: sqlite3.Connection, session: int) -> int:

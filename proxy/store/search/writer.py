@@ -18,9 +18,9 @@ from proxy.retrieval.postings import (
     PASSAGE_BITS,
     PLACE_SHIFT,
     SESSION_SHIFT,
+    IndexedText,
     Lane,
     Passage,
-    Source,
     make_place,
 )
 from proxy.store.search.entries import pack_name
@@ -54,7 +54,7 @@ class IndexedSession(msgspec.Struct):
     stated_ms: int | None = None
 
 
-class EntrySource(NamedTuple):
+class EntryOrigin(NamedTuple):
     """Where a text stands in its session, and where the log has it. `name` is its reference if the log has one.
 
     `node` is that of its message, or what else tells it from others of its turn; `exchange` the call that brought it.
@@ -114,15 +114,15 @@ class IndexWriter:
                 return part
         return MOST_PARTS - 1
 
-    def add(self, session: IndexedSession, source: Source, where: EntrySource) -> None:
+    def add(self, session: IndexedSession, indexed: IndexedText, where: EntryOrigin) -> None:
         """Add an entry with its passages. One whose key is taken, or without a word, is left out."""
-        passages = cut_passages(source)
+        passages = cut_passages(indexed)
         if not passages or where.turn >= MOST_TURNS or session.passages + len(passages) > MOST_IN_SESSION:
             return
-        places = [make_place(where.turn, where.part, source, each) for each in passages]
+        places = [make_place(where.turn, where.part, indexed, each) for each in passages]
         key = session.id << SESSION_SHIFT | places[0] >> PLACE_SHIFT
-        name = pack_name(where.name or self._make_name(session.key, where, source))
-        row = (key, where.address, where.holder, where.exchange, self._find_tool(source.tool), name)
+        name = pack_name(where.name or self._make_name(session.key, where, indexed))
+        row = (key, where.address, where.holder, where.exchange, self._find_tool(indexed.tool), name)
         if self._connection.execute(_ADD_ENTRY, row).rowcount:
             self._add_passages(session, passages, places)
 
@@ -189,11 +189,11 @@ class IndexWriter:
             self._tools[name] = id
         return self._tools[name]
 
-    def _make_name(self, session: str, where: EntrySource, source: Source) -> str:
-        told = b"entry\0%b%d:%b:%b" % (where.node, where.part, source.kind.encode(), source.role.encode())
+    def _make_name(self, session: str, where: EntryOrigin, indexed: IndexedText) -> str:
+        told = b"entry\0%b%d:%b:%b" % (where.node, where.part, indexed.kind.encode(), indexed.role.encode())
         return make_reference(self._secret, session, sha256(told).digest())
 
 
 def _make_key(session: int, turn: int, part: int, text: MessageText) -> int:
-    place = make_place(turn, part, Source(text="", role=text.role, kind=text.kind), Passage("text", 0, 0, ()))
+    place = make_place(turn, part, IndexedText(text="", role=text.role, kind=text.kind), Passage("text", 0, 0, ()))
     return session << SESSION_SHIFT | place >> PLACE_SHIFT

@@ -172,8 +172,8 @@ def seal_node(seal: bytes, n: int, node: bytes, parent: bytes, *, is_answer: boo
     return sha256(b"%b%d:%b%b%d:%d" % (seal, n, node, parent, is_answer, exchange)).digest()[:_NODE_SEAL_SIZE]
 
 
-def compute_mark_key(name: str) -> bytes:
-    """Return the key by which a mark is looked up: the first bytes of the SHA-256 of its name."""
+def compute_fingerprint_key(name: str) -> bytes:
+    """Return the key by which a fingerprint is looked up: the first bytes of the SHA-256 of its name."""
     return sha256(name.encode()).digest()[:_MARK_KEY_SIZE]
 
 

@@ -1,4 +1,4 @@
-"""Turns records of lineage into rows of a session's tree. Nodes and marks that the log already has are skipped.
+"""Turns records of lineage into rows of a session's tree. Nodes and fingerprints that the log already has are skipped.
 
 They may come again, since the engine's memory is bounded. A record is refused if its exchange, its session or a parent
 node is not in the log. The parent of a chain is a node of its own session, the root of its upstream's chains or, if
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step, compute_chain_root, name_mark
+from proxy.model.lineage import Adoption, CallFingerprint, Lineage, NodeRow, Reply, compute_chain_root, name_fingerprint
 from proxy.store.constraints import fit_text
-from proxy.store.sqlite.codec import RELATIONS, compute_mark_key, seal_node
+from proxy.store.sqlite.codec import RELATIONS, compute_fingerprint_key, seal_node
 from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache
 
 _RELATION_NUMBERS = {relation: number for number, relation in enumerate(RELATIONS)}
@@ -42,7 +42,7 @@ _FIND_NODE = """
     WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND session = ?2 AND hash = ?1"""
 _FIND_ANYWHERE = """
     SELECT 1 FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND hash = ?1 LIMIT 1"""
-_FIND_MARK = "SELECT 1 FROM mark INDEXED BY mark_key WHERE key = ? AND session = ? AND name = ?"
+_FIND_FINGERPRINT = "SELECT 1 FROM mark INDEXED BY mark_key WHERE key = ? AND session = ? AND name = ?"
 _FIND_ADOPTION = "SELECT 1 FROM adoption WHERE session = ? AND source = ? AND node = ?"
 
 
@@ -59,7 +59,7 @@ class SessionTree:
     born: int
     nodes: int
     seal: bytes
-    marks: int
+    fingerprints: int
     adoptions: int
     is_plain: bool = False
 
@@ -83,7 +83,7 @@ class LineageInserter:
         self._transaction = 0
         # Of the current transaction, whose rows no query finds yet.
         self._nodes: set[bytes] = set()
-        self._marks: set[tuple[int, str]] = set()
+        self._fingerprints: set[tuple[int, str]] = set()
         self._adoptions: set[tuple[int, int, int]] = set()
 
     def forget(self) -> None:
@@ -102,31 +102,31 @@ class LineageInserter:
         """Note a session that is new in this transaction."""
         self._trees.put(key, SessionTree(session, compute_chain_root(upstream), self._transaction, 0, b"", 0, 0, True))
 
-    def add_step(self, step: Step) -> None:
+    def add_lineage(self, lineage: Lineage) -> None:
         """Add the place of a request in its session. Raises DanglingReference."""
-        exchange = self._ids.expect_exchange(step.exchange)
+        exchange = self._ids.expect_exchange(lineage.exchange)
         tree = self._expect_tree(exchange.session)
-        self._add_nodes(tree, exchange.n, step.nodes)
-        self._add_marks(tree, step.marks)
-        place = self._find_place(tree, step.tip)
+        self._add_nodes(tree, exchange.n, lineage.nodes)
+        self._add_fingerprints(tree, lineage.fingerprints)
+        place = self._find_place(tree, lineage.tip)
         if place is None:
-            self._expect_outer(tree, step.tip)
-        tip, outer = (place.n, None) if place else (0, step.tip)
-        relation = _RELATION_NUMBERS[step.relation]
-        position = (tip, outer, step.depth, step.base, relation, int(step.is_side))
-        self._rows.add("step", (tree.session, exchange.n, *position, step.layers or None))
+            self._expect_outer(tree, lineage.tip)
+        tip, outer = (place.n, None) if place else (0, lineage.tip)
+        relation = _RELATION_NUMBERS[lineage.relation]
+        position = (tip, outer, lineage.depth, lineage.base, relation, int(lineage.is_side))
+        self._rows.add("step", (tree.session, exchange.n, *position, lineage.layers or None))
 
     def add_reply(self, reply: Reply) -> None:
         """Add the place of a response in its session. Raises DanglingReference."""
         exchange = self._ids.expect_exchange(reply.exchange)
         tree = self._expect_tree(exchange.session)
         self._add_nodes(tree, exchange.n, reply.nodes)
-        self._add_marks(tree, reply.marks)
+        self._add_fingerprints(tree, reply.fingerprints)
 
     def add_adoption(self, adoption: Adoption) -> None:
         """Add where a session continues another. Raises DanglingReference."""
-        tree, source = self._expect_tree(adoption.session), self._expect_tree(adoption.source)
-        entry = (tree.session, source.session, self._expect_place(source, adoption.node).n)
+        tree, origin = self._expect_tree(adoption.session), self._expect_tree(adoption.origin)
+        entry = (tree.session, origin.session, self._expect_place(origin, adoption.node).n)
         if entry in self._adoptions or self._connection.execute(_FIND_ADOPTION, entry).fetchone():
             return
         self._adoptions.add(entry)
@@ -154,21 +154,21 @@ class LineageInserter:
         self._rows.add("node", (tree.session, tree.nodes, row.node, n, outer, row.is_answer, exchange, tree.seal))
         self._nodes.add(row.node)
 
-    def _add_marks(self, tree: SessionTree, marks: Sequence[CallFingerprint]) -> None:
-        for mark in marks:
-            node, name = self._expect_place(tree, mark.node).n, name_mark(mark.name)
-            key = compute_mark_key(name)
-            if not self._has_mark(tree, key, name):
-                self._marks.add((tree.session, name))
-                tree.marks += 1
-                self._rows.add("mark", (tree.session, tree.marks, node, key, name, mark.form))
+    def _add_fingerprints(self, tree: SessionTree, fingerprints: Sequence[CallFingerprint]) -> None:
+        for fingerprint in fingerprints:
+            node, name = self._expect_place(tree, fingerprint.node).n, name_fingerprint(fingerprint.name)
+            key = compute_fingerprint_key(name)
+            if not self._has_fingerprint(tree, key, name):
+                self._fingerprints.add((tree.session, name))
+                tree.fingerprints += 1
+                self._rows.add("mark", (tree.session, tree.fingerprints, node, key, name, fingerprint.form))
 
-    def _has_mark(self, tree: SessionTree, key: bytes, name: str) -> bool:
-        if (tree.session, name) in self._marks:
+    def _has_fingerprint(self, tree: SessionTree, key: bytes, name: str) -> bool:
+        if (tree.session, name) in self._fingerprints:
             return True
-        if not tree.marks or tree.born == self._transaction:
+        if not tree.fingerprints or tree.born == self._transaction:
             return False
-        return self._connection.execute(_FIND_MARK, (key, tree.session, name)).fetchone() is not None
+        return self._connection.execute(_FIND_FINGERPRINT, (key, tree.session, name)).fetchone() is not None
 
     def _expect_tree(self, session: str) -> SessionTree:
         key = fit_text(session)
@@ -207,5 +207,5 @@ class LineageInserter:
     def _end_transaction(self) -> None:
         self._transaction += 1
         self._nodes.clear()
-        self._marks.clear()
+        self._fingerprints.clear()
         self._adoptions.clear()

@@ -20,12 +20,12 @@ from itertools import accumulate, islice, takewhile
 from operator import length_hint
 from typing import NamedTuple, TypeVar
 
-from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
+from proxy.engine.ports import MOST_BEARING, MOST_FINGERPRINTS, MOST_RECALLED, MOST_RECALLED_ROWS
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import LONGEST_TAIL, CallFingerprint, NodeRow, Relation, StoredSession, name_mark
+from proxy.model.lineage import LONGEST_TAIL, CallFingerprint, NodeRow, Relation, StoredSession, name_fingerprint
 from proxy.model.log import BranchRow, Call
 from proxy.store.constraints import fit_text
-from proxy.store.sqlite.codec import RELATIONS, compute_mark_key
+from proxy.store.sqlite.codec import RELATIONS, compute_fingerprint_key
 from proxy.store.sqlite.context_queries import find_session
 
 # The session that the request is assumed to belong to, and the newest that contains its deepest answer.
@@ -55,7 +55,7 @@ _NEXT_WITH_MARK = """
     ORDER BY session DESC LIMIT 1"""
 _NEXT_OWN = "SELECT id FROM session INDEXED BY session_tenant WHERE tenant = ? AND id <= ? ORDER BY id DESC LIMIT 1"
 _NEWEST = 2**63 - 1
-# 13 us each: for the end of the tenant's own, for its answers, for its marks, and (7 us) for the answers of others.
+# 13 us each: for the end of the tenant's own, its answers, its fingerprints, and (7 us) for the answers of others.
 _STEPS_TO_END, _STEPS_TO_ANSWER, _STEPS_TO_MARKS, _STEPS_TO_OTHERS = 128, 256, 384, 256
 _PARTS = 4  # one look-up of a node may take this fraction (a fourth) of the remaining steps
 
@@ -65,7 +65,7 @@ _KEY = """
 _NUMBER = "SELECT n FROM exchange WHERE id = ?"
 _NODES = "SELECT hash, parent, outer, is_answer FROM node WHERE session = ? ORDER BY n"
 _TIPS = "SELECT tip, outer, relation = ?2, is_side FROM step WHERE session = ?1 ORDER BY n"
-_MARKS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
+_FINGERPRINTS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
 # the same count as `Tree.weight` in memory
 _WEIGHT = "SELECT " + " + ".join(
     f"(SELECT ifnull(max(n), 0) FROM {table} WHERE session = ?1)" for table in ("node", "mark", "step")
@@ -73,7 +73,7 @@ _WEIGHT = "SELECT " + " + ".join(
 
 
 def recall_sessions(
-    connection: sqlite3.Connection, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+    connection: sqlite3.Connection, nodes: Sequence[bytes], fingerprints: Sequence[str], session: SessionKey
 ) -> list[StoredSession]:
     """Return what `Ancestry.recall` does."""
     own = _TenantSessions(connection, session.tenant)
@@ -81,7 +81,7 @@ def recall_sessions(
     answered = own.find_answered(stored)
     bearing, others = [], []
     if not answered:
-        bearing = own.find_bearing(list(map(name_mark, marks[-MOST_MARKS:])))
+        bearing = own.find_bearing(list(map(name_fingerprint, fingerprints[-MOST_FINGERPRINTS:])))
         others = _find_answered(
             stored[-_STEPS_TO_OTHERS:],
             lambda node: [row for (row,) in connection.execute(_WITH_ANSWER, (node,))],  # of any tenant
@@ -115,12 +115,12 @@ class _TenantSessions:
         return _find_answered(known, lambda node: self._intersect(_share(steps, _PARTS), _NEXT_WITH_ANSWER, node))
 
     def find_bearing(self, names: Sequence[str]) -> list[int]:
-        """Return the sessions that have a mark with one of these names."""
+        """Return the sessions that have a fingerprint with one of these names."""
         steps = iter(range(_STEPS_TO_MARKS))
         found: set[int] = set()
         for i, name in enumerate(names):
             part = _share(steps, len(names) - i)
-            found.update(self._intersect(part, _NEXT_WITH_MARK, compute_mark_key(name), name, most=MOST_BEARING))
+            found.update(self._intersect(part, _NEXT_WITH_MARK, compute_fingerprint_key(name), name, most=MOST_BEARING))
         return sorted(found, reverse=True)
 
     def _has_node(self, node: bytes, steps: Iterator[int]) -> bool:
@@ -184,9 +184,11 @@ def _load_session(connection: sqlite3.Connection, session: int) -> StoredSession
         tips[tip] = None
         if not is_side:
             volatile = tip if is_volatile else b""
-    marks = [CallFingerprint(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_MARKS, key)]
+    fingerprints = [
+        CallFingerprint(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_FINGERPRINTS, key)
+    ]
     stored = SessionKey(*connection.execute(_KEY, key).fetchone())
-    return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks), volatile)
+    return StoredSession(stored, tuple(tips), tuple(nodes), tuple(fingerprints), volatile)
 
 
 def load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:

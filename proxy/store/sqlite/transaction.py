@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 
 from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.exchange import Headers, HeldCall, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
-from proxy.model.lineage import Adoption, Reply, Step
+from proxy.model.lineage import Adoption, Lineage, Reply
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, Slice, compute_digest
 from proxy.model.memory import MemoryOrder, Remembered
@@ -80,7 +80,7 @@ class TransactionWriter:
             Reading: self._add_reading,
             Trailer: self._add_trailer,
             HeldCall: self._add_held,
-            Step: self._lineage.add_step,
+            Lineage: self._lineage.add_lineage,
             Reply: self._lineage.add_reply,
             Adoption: self._lineage.add_adoption,
             SourceNote: self._context.add_source,

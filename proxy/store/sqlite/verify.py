@@ -29,7 +29,7 @@ from proxy.model.manifest import BlobPiece, ChainPiece, Piece, compute_digest, c
 from proxy.store.constraints import MessageSpan, find_summary_fault
 from proxy.store.sqlite.codec import (
     RELATIONS,
-    compute_mark_key,
+    compute_fingerprint_key,
     decode_headers,
     digest_epoch,
     digest_erasure,
@@ -353,7 +353,7 @@ def _check_trees(connection: sqlite3.Connection) -> Iterator[LogFault]:
     for session, rows in groupby(connection.execute(_NODES), key=lambda row: row[0]):
         yield from _check_nodes(connection, session, rows)
     yield from _check_steps(connection)
-    yield from _check_marks(connection)
+    yield from _check_fingerprints(connection)
     for session, n, own, node in connection.execute(_ADOPTIONS):
         if own is None or node is None:
             yield LogFault(f"adoption {session}/{n}", "refers to a session or node that is not in the log")
@@ -390,14 +390,14 @@ def _check_steps(connection: sqlite3.Connection) -> Iterator[LogFault]:
             yield LogFault(where, f"cannot have depth {depth}, base {base} and relation {relation}")
 
 
-def _check_marks(connection: sqlite3.Connection) -> Iterator[LogFault]:
+def _check_fingerprints(connection: sqlite3.Connection) -> Iterator[LogFault]:
     for session, n, key, name, node, before in connection.execute(_MARKS):
         where = f"mark {session}/{n}"
         if n != before + 1:
             yield LogFault(where, f"is preceded by {before}: what stood between is missing")
         if node is None:
             yield LogFault(where, "its node is not in the session")
-        if key != compute_mark_key(name):
+        if key != compute_fingerprint_key(name):
             yield LogFault(where, "its key does not follow from its name")
 
 

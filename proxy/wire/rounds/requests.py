@@ -12,7 +12,7 @@ from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody, split_body
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array, load_lenient, read_objects
-from proxy.wire.rendering import OUTPUT_LIMITS, list_lower_limits, unmark
+from proxy.wire.rendering import OUTPUT_LIMITS, drop_markers, list_lower_limits
 from proxy.wire.rounds.chat import CHAT
 from proxy.wire.rounds.messages import MESSAGES
 from proxy.wire.rounds.responses import RESPONSES
@@ -139,7 +139,7 @@ def restore_answer(
     wire = _WIRES[form.name]
     restored: list[bytes] = []
     for place, played in enumerate(rounds):
-        answer = tuple(map(unmark, played.answer))
+        answer = tuple(map(drop_markers, played.answer))
         restored += wire.drop_calls(answer, tool, frozenset(result.id for result in played.results))
         if place < len(rounds) - 1:
             restored += wire.spell_results(played.results)

@@ -19,7 +19,7 @@ import msgspec
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.format import Format
 from proxy.wire.json_values import change_members, load_lenient, read_count, read_object, read_text
-from proxy.wire.rendering import unmark
+from proxy.wire.rendering import drop_markers
 from proxy.wire.streams import EVENT_END, ServerEvent, read_kind
 
 _BLANK = b"\n\n"
@@ -144,7 +144,7 @@ class RoundReader(ABC):
         return RoundEnd(
             tuple(own),
             has_client_calls=others > 0,
-            answer=tuple(map(unmark, raws)),
+            answer=tuple(map(drop_markers, raws)),
             finish=answer.finish,
             usage=answer.usage,
             error=answer.error,

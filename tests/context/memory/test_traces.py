@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from proxy.context.conversation import CountedMessage, list_turn_starts
 from proxy.context.memory.traces import (
     LONGEST_RESULT,
-    TraceSource,
+    MessageOrigin,
     Turn,
     encode_arguments,
     list_covered,
@@ -29,7 +29,7 @@ def look(*messages: RawMessage) -> list[CountedMessage]:
 
 
 def trace(*messages: CountedMessage) -> tuple[RawTrace, ...]:
-    return list_traces(messages, [TraceSource(n + 0.5, f"x{n}", bytes([n]) * 16) for n in range(len(messages))])
+    return list_traces(messages, [MessageOrigin(n + 0.5, f"x{n}", bytes([n]) * 16) for n in range(len(messages))])
 
 
 def make(role: str, text: str = "", **given: object) -> CountedMessage:

@@ -12,7 +12,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import AnswerRead, AuxiliaryEnded, CallUnreadableEvent
 from proxy.model.exchange import Headers, Reading, Round, Usage
-from proxy.model.lineage import Reply, Step
+from proxy.model.lineage import Lineage, Reply
 from proxy.model.log import ArchiveHealth
 from proxy.model.manifest import make_head_manifest, make_manifest
 from proxy.wire.chat_completions import ChatCompletions
@@ -274,7 +274,7 @@ async def test_it_has_no_place_in_the_conversation_and_nobody_waits_for_its_answ
     await ask(setup)
     assert [event.exchange for event in setup.list_events(AnswerRead)] == ["x1"]
     assert setup.list_events(CallUnreadableEvent) == []
-    assert (setup.engine.archive.of(Step), setup.engine.archive.of(Reply)) == ([], [])
+    assert (setup.engine.archive.of(Lineage), setup.engine.archive.of(Reply)) == ([], [])
     assert list(setup.engine.lineage.list_unread_of(SESSION.tenant)) == []
 
 

@@ -28,8 +28,8 @@ def stand_for(depth: int, *edits: Edit) -> Epoch:
 
 
 def repeat(subject: ManagedRequest) -> ManagedRequest:
-    assert subject.step is not None
-    return msgspec.structs.replace(subject, step=msgspec.structs.replace(subject.step, relation="retry"))
+    assert subject.lineage is not None
+    return msgspec.structs.replace(subject, lineage=msgspec.structs.replace(subject.lineage, relation="retry"))
 
 
 @pytest.mark.parametrize(("groups", "is_enough"), [(0, False), (1, False), (2, False), (3, True), (4, True)])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from proxy.engine.lineage.resolver import LineageQuery, Placement, SessionResolver, name_answer
 from proxy.engine.lineage.session_index import SessionIndex, SessionNodes, Traits
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import CallFingerprint, NodeRow, Step, compute_chain_root, extend_chain
+from proxy.model.lineage import CallFingerprint, Lineage, NodeRow, compute_chain_root, extend_chain
 from proxy.wire.identity import Item
 
 ROOT = compute_chain_root("main")
@@ -30,7 +30,7 @@ class Placed(NamedTuple):
     """A place with its step: what is trusted always has one."""
 
     session: SessionKey
-    step: Step
+    lineage: Lineage
     source: tuple[str, bytes] | None
 
 
@@ -70,9 +70,9 @@ class Setup:
         return place
 
     def answer(self, place: Placed, item: Item) -> bytes:
-        (node,) = extend_chain(place.step.tip, [item.form])
-        marks = [CallFingerprint(name, node, item.form) for name in name_answer(item, "", place.session)]
-        self.index.add(place.session.id, [NodeRow(node, place.step.tip, True)], marks)
+        (node,) = extend_chain(place.lineage.tip, [item.form])
+        fingerprints = [CallFingerprint(name, node, item.form) for name in name_answer(item, "", place.session)]
+        self.index.add(place.session.id, [NodeRow(node, place.lineage.tip, True)], fingerprints)
         return node
 
     def known(self, place: Placed) -> SessionNodes:
@@ -82,8 +82,8 @@ class Setup:
 
 
 def _read(place: Placement) -> Placed:
-    assert place.step is not None
-    return Placed(place.session, place.step, place.source)
+    assert place.lineage is not None
+    return Placed(place.session, place.lineage, place.origin)
 
 
 HI, THERE, MORE, SO, THEN = user("hi"), bot("there"), user("more"), bot("so"), user("then")

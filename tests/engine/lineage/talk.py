@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.exchange import ClientRequest, Headers, Opening
-from proxy.model.lineage import Adoption, Step
+from proxy.model.lineage import Adoption, Lineage
 from tests.support.engine import JSON, Engine, RecordingClient, ScriptedResponse, ScriptedUpstream
 from tests.support.scripted import LIMIT
 
@@ -37,14 +37,14 @@ class Setup:
 
     async def send(
         self, *messages: Message, answer: Message | None = None, key: str = "k", name: str = "", **fields: Any
-    ) -> Step:
+    ) -> Lineage:
         """A call that goes all the way. `fields`: status, ending, and what else the body has."""
         status, ending = fields.pop("status", 200), fields.pop("ending", "whole")
         choices = fields.pop("choices", [{"index": 0, "message": answer or bot(SHORT), "finish_reason": "stop"}])
         content = json.dumps({"choices": choices}).encode()
         self.upstream.answer(ScriptedResponse(content, status=status, headers=JSON, ending=ending))
         await self.call(messages, key, name, **fields)
-        return self.step
+        return self.lineage
 
     async def call(self, messages: Sequence[Message], key: str = "k", name: str = "", **fields: Any) -> None:
         headers: Headers = ((b"authorization", f"Bearer {key}".encode()),)
@@ -54,8 +54,8 @@ class Setup:
         await self.engine.exchanges.carry(request, "chat_completions", RecordingClient())
 
     @property
-    def step(self) -> Step:
-        return self.engine.archive.of(Step)[-1]
+    def lineage(self) -> Lineage:
+        return self.engine.archive.of(Lineage)[-1]
 
     @property
     def session(self) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.engine.lineage.session_index import SessionNodes
 from proxy.engine.policy import EnginePolicy
 from proxy.model.exchange import ClientRequest, Headers, RequestOptions
-from proxy.model.lineage import Reply, Step
+from proxy.model.lineage import Lineage, Reply
 from proxy.wire.body import ByteRange
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.identity import Item
@@ -51,7 +51,7 @@ def test_thousands_of_namesakes_stay_apart_once_they_differ() -> None:
         body = json.dumps({"messages": messages}).encode()
         request = ClientRequest("POST", b"/", (), body)
         received, _ = await engine.reception.resolve(request, ChatCompletions(), RequestOptions("observe"))
-        assert received.step is not None
+        assert received.lineage is not None
         engine.lineage.note_answer(received.exchange, 0, ChatCompletions(), CHAT.answer([PLAIN]))
         return received.session.id
 
@@ -65,7 +65,7 @@ def test_thousands_of_namesakes_stay_apart_once_they_differ() -> None:
     world.close()
 
 
-@pytest.mark.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
+@pytest.fingerprint.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
 def test_histories_that_share_all_but_one_byte_are_two(tongue: Tongue) -> None:
     world = World(tongue, 1_000_000_000)
     sessions = []
@@ -77,7 +77,7 @@ def test_histories_that_share_all_but_one_byte_are_two(tongue: Tongue) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("name", ["", "n"])
+@pytest.fingerprint.parametrize("name", ["", "n"])
 def test_edits_that_go_round_in_circles_add_nothing(name: str) -> None:
     world = World(CHAT, 1_000_000_000)
     first, history = turn(world, [], "hi", name)
@@ -88,7 +88,7 @@ def test_edits_that_go_round_in_circles_add_nothing(name: str) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
+@pytest.fingerprint.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
 def test_a_conversation_of_no_messages(tongue: Tongue) -> None:
     world = World(tongue, 1_000_000_000)
     for name in ("", "n"):
@@ -118,7 +118,7 @@ def test_headers_of_any_length_and_alphabet(sent: list[tuple[bytes, bytes]]) -> 
     assert _receive({"messages": [{"role": "user", "content": "hi"}]}, tuple(sent)) is not None
 
 
-@pytest.mark.no_cover
+@pytest.fingerprint.no_cover
 @examples(60)
 @given(st.lists(odd_messages, max_size=4))
 def test_messages_of_any_shape(messages: list[object]) -> None:
@@ -126,7 +126,7 @@ def test_messages_of_any_shape(messages: list[object]) -> None:
     assert _receive({"messages": messages, "model": messages, "tools": messages, "max_tokens": messages}) is not None
 
 
-@pytest.mark.no_cover
+@pytest.fingerprint.no_cover
 @examples(60)
 @given(st.sampled_from([CHAT, ITEMS, BLOCKS]), values)
 def test_answers_of_any_shape(tongue: Tongue, value: object) -> None:
@@ -144,7 +144,9 @@ def test_answers_of_any_shape(tongue: Tongue, value: object) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("call", ["read:0", "functions.read:3", "call_1", "x" * 10_000, "\ud800", "\0", "é" * 300])
+@pytest.fingerprint.parametrize(
+    "call", ["read:0", "functions.read:3", "call_1", "x" * 10_000, "\ud800", "\0", "é" * 300]
+)
 def test_ids_of_calls_of_any_kind(call: str) -> None:
     world = World(CHAT, 1_000_000_000)
     said = Said("", call, {})
@@ -171,7 +173,7 @@ class Counting(ChatCompletions):
         return super().read_items(content, spans)
 
 
-@pytest.mark.parametrize("size", [10, 1000, 5000])
+@pytest.fingerprint.parametrize("size", [10, 1000, 5000])
 def test_a_turn_costs_what_is_new_in_it(size: int) -> None:
     """However long the history: two messages are read, and two or three look-ups tell where it belongs."""
     engine, form, asked = Engine(policy=EnginePolicy()), Counting(), Looks()
@@ -227,15 +229,15 @@ class WatchedNodes(Sequence[bytes]):
             yield node
 
 
-def _run_turn(engine: Engine, form: ChatCompletions, messages: list[Message]) -> Step:
+def _run_turn(engine: Engine, form: ChatCompletions, messages: list[Message]) -> Lineage:
     received = _go(engine, {"messages": messages}, (), form)
     engine.lineage.note_answer(received.exchange, 0, form, CHAT.answer([PLAIN]))
-    step: Step = received.step
+    step: Lineage = received.lineage
     return step
 
 
-def _receive(body: object, headers: Headers = JSON) -> Step | None:
-    step: Step | None = _go(Engine(), body, headers, ChatCompletions()).step
+def _receive(body: object, headers: Headers = JSON) -> Lineage | None:
+    step: Lineage | None = _go(Engine(), body, headers, ChatCompletions()).lineage
     return step
 
 

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.lineage.resolver import list_shown_marks, name_answer
+from proxy.engine.lineage.resolver import list_shown_fingerprints, name_answer
 from proxy.engine.lineage.session_index import Traits
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import LONGEST_TAIL, Step, extend_chain
+from proxy.model.lineage import LONGEST_TAIL, Lineage, extend_chain
 from proxy.wire.identity import Item
 from tests.engine.lineage.resolver_setup import (
     HI,
@@ -50,13 +50,13 @@ def test_the_same_history_of_a_conversation_that_is_under_way_is_no_other_conver
     first = setup.place(*UNDER_WAY, answer=THERE)
     for answer in (THERE, SO):
         again = setup.place(*UNDER_WAY, answer=answer)
-        assert (again.session, again.step.relation) == (first.session, "retry")
-        assert (again.step.tip, again.step.nodes, again.step.marks) == (first.step.tip, (), ())
+        assert (again.session, again.lineage.relation) == (first.session, "retry")
+        assert (again.lineage.tip, again.lineage.nodes, again.lineage.fingerprints) == (first.lineage.tip, (), ())
     assert setup.place(*UNDER_WAY, SO, MORE).session == first.session
     assert setup.place(*UNDER_WAY).session == first.session  # it may have gone on
 
 
-@pytest.mark.parametrize(
+@pytest.fingerprint.parametrize(
     "history",
     [
         (HI, bot("a", STRONG), user("q")),
@@ -103,8 +103,13 @@ def test_a_session_is_joined_by_no_more_than_fit_into_memory(setup: Setup, monke
 def test_a_recorded_answer_in_its_own_chain_proves_where_a_request_belongs(setup: Setup) -> None:
     first = setup.place(HI, answer=THERE)
     after = setup.place(HI, THERE, MORE)
-    assert (after.session, after.step.relation, after.step.base, after.step.depth) == (first.session, "append", 2, 3)
-    assert [row.parent for row in after.step.nodes] == [extend_chain(ROOT, [HI.form, THERE.form])[-1]]
+    assert (after.session, after.lineage.relation, after.lineage.base, after.lineage.depth) == (
+        first.session,
+        "append",
+        2,
+        3,
+    )
+    assert [row.parent for row in after.lineage.nodes] == [extend_chain(ROOT, [HI.form, THERE.form])[-1]]
 
 
 def test_the_deepest_answer_decides(setup: Setup) -> None:
@@ -126,7 +131,7 @@ def test_of_namesakes_one_without_a_name_is_preferred_by_a_request_without_one(s
 def test_a_name_decides_whatever_the_chain_says(setup: Setup) -> None:
     first = setup.place(HI, answer=THERE)
     other = setup.place(HI, THERE, MORE, name="n")
-    assert (other.session.id != first.session.id, other.step.relation, other.step.base) == (True, "root", 0)
+    assert (other.session.id != first.session.id, other.lineage.relation, other.lineage.base) == (True, "root", 0)
     assert setup.place(MORE, name="n").session == other.session
 
 
@@ -138,7 +143,7 @@ def test_nothing_of_another_tenant_proves_anything(setup: Setup) -> None:
 
 
 def relations(setup: Setup, *chains: tuple[Item, ...]) -> list[str]:
-    return [setup.place(*chain, name="n").step.relation for chain in chains]
+    return [setup.place(*chain, name="n").lineage.relation for chain in chains]
 
 
 def test_relations(setup: Setup) -> None:
@@ -154,7 +159,7 @@ def test_a_history_that_ends_with_its_answer_goes_on_from_it(setup: Setup) -> No
 
 def test_an_edit_forth_and_back_adds_nothing_the_second_time(setup: Setup) -> None:
     setup.place(HI, answer=THERE)
-    steps = [setup.place(HI, THERE, user(f"u{i % 3}"), SO, THEN).step for i in range(9)]
+    steps = [setup.place(HI, THERE, user(f"u{i % 3}"), SO, THEN).lineage for i in range(9)]
     assert [len(step.nodes) for step in steps] == [3, 3, 3, 0, 0, 0, 0, 0, 0]
     assert [step.relation for step in steps] == ["append", "branch", "branch", *["retry"] * 6]
 
@@ -163,7 +168,7 @@ def test_a_first_request_that_came_to_nothing_is_tried_again(setup: Setup) -> No
     first = setup.place(HI)
     setup.resolver.record_unanswered(setup.known(first), setup.ask(HI).likeness)
     again = setup.place(HI)
-    assert (again.session, again.step.relation, again.step.nodes) == (first.session, "retry", ())
+    assert (again.session, again.lineage.relation, again.lineage.nodes) == (first.session, "retry", ())
     assert setup.place(HI).session != first.session  # the second like it is another conversation
 
 
@@ -178,8 +183,8 @@ def test_a_retry_goes_on_from_the_same_stored_answer_known_or_not(setup: Setup) 
 def test_of_very_many_calls_that_a_client_brings_the_newest_are_names(setup: Setup) -> None:
     calls = [f"call_Zk93{n}x{n}" for n in range(3000)]
     brought = [bot("a", *calls[:2500]), *[bot(f"b{call}", call) for call in calls[2500:]]]
-    marks = setup.place(*brought, user("u")).step.marks
-    assert [mark.name for mark in marks] == [f"call:{call}" for call in calls[-2048:]]
+    fingerprints = setup.place(*brought, user("u")).lineage.fingerprints
+    assert [fingerprint.name for fingerprint in fingerprints] == [f"call:{call}" for call in calls[-2048:]]
 
 
 def test_a_retry_has_the_same_tenant_and_the_same_orders(setup: Setup) -> None:
@@ -225,27 +230,27 @@ def test_only_the_newest_of_many_failures_are_kept_in_mind(setup: Setup) -> None
 
 def test_another_credential_goes_on_from_three_nodes_with_an_answer(setup: Setup) -> None:
     first = setup.place(HI, answer=THERE)
-    assert setup.place(HI, THERE, THEN, tenant=TWO).source is None  # of which two are known
+    assert setup.place(HI, THERE, THEN, tenant=TWO).origin is None  # of which two are known
     setup.place(HI, THERE, MORE)
     node = extend_chain(ROOT, [each.form for each in (HI, THERE, MORE)])[-1]
     moved = setup.place(HI, THERE, MORE, SO, tenant=TWO)
-    assert (moved.session.id != first.session.id, moved.source) == (True, (first.session.id, node))
+    assert (moved.session.id != first.session.id, moved.origin) == (True, (first.session.id, node))
     named = setup.place(HI, THERE, MORE, SO, tenant=TWO, name="n")
-    assert named.source == (first.session.id, node)
+    assert named.origin == (first.session.id, node)
 
 
 def test_what_adds_no_node_is_no_evidence_for_an_adoption(setup: Setup) -> None:
     silent = Item("assistant", b"")
     setup.place(HI, silent, answer=THERE)
-    assert setup.place(HI, silent, THERE, MORE, tenant=TWO).source is None  # two nodes of three messages are known
+    assert setup.place(HI, silent, THERE, MORE, tenant=TWO).origin is None  # two nodes of three messages are known
 
 
 def test_what_is_a_credentials_own_needs_no_source(setup: Setup) -> None:
     setup.place(HI, THERE, answer=THERE)
     for chain in ((HI, THERE, THERE, MORE), (HI,)):
-        assert setup.place(*chain).source is None
+        assert setup.place(*chain).origin is None
     setup.place(HI, THERE, THERE, tenant=TWO, answer=SO)
-    assert setup.place(HI, THERE, THERE, SO, THEN, tenant=TWO).source is None
+    assert setup.place(HI, THERE, THERE, SO, THEN, tenant=TWO).origin is None
 
 
 def test_a_retry_under_another_credential_still_knows_its_source(setup: Setup) -> None:
@@ -254,25 +259,25 @@ def test_a_retry_under_another_credential_still_knows_its_source(setup: Setup) -
     first = setup.place(*chain, tenant=TWO)
     setup.resolver.record_unanswered(setup.known(first), setup.ask(*chain, tenant=TWO).likeness)
     again = setup.place(*chain, tenant=TWO)
-    assert (again.session, again.source) == (first.session, first.source)
-    assert again.source is not None
+    assert (again.session, again.origin) == (first.session, first.origin)
+    assert again.origin is not None
     for _ in range(2):
-        assert setup.place(*chain, tenant=TWO, name="n").source == first.source
+        assert setup.place(*chain, tenant=TWO, name="n").origin == first.origin
 
 
 def test_a_request_goes_on_from_the_stored_answer_that_is_its_root(setup: Setup) -> None:
     first = setup.place(HI)
     root = setup.answer(first, THERE)
     after = setup.place(MORE, root=root)
-    assert (after.session, after.step.relation, after.step.base) == (first.session, "append", 0)
-    assert setup.place(THEN, root=root).step.relation == "branch"
-    assert setup.place(MORE, root=root).step.relation == "retry"
-    assert setup.place(root=root).step.relation == "branch"
+    assert (after.session, after.lineage.relation, after.lineage.base) == (first.session, "append", 0)
+    assert setup.place(THEN, root=root).lineage.relation == "branch"
+    assert setup.place(MORE, root=root).lineage.relation == "retry"
+    assert setup.place(root=root).lineage.relation == "branch"
 
 
 def test_a_message_without_a_form_adds_no_node(setup: Setup) -> None:
     silent = Item("assistant", b"")
-    step = setup.place(silent, HI, silent, THERE, name="n").step
+    step = setup.place(silent, HI, silent, THERE, name="n").lineage
     assert (step.depth, [row.node for row in step.nodes]) == (4, extend_chain(ROOT, [HI.form, THERE.form]))
     assert [row.parent for row in step.nodes] == [ROOT, step.nodes[0].node]
 
@@ -296,22 +301,22 @@ SIDES = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "fields", "chain", "is_side"), SIDES)
+@pytest.fingerprint.parametrize(("changes", "fields", "chain", "is_side"), SIDES)
 def test_signs_of_a_call_beside_the_conversation(
     setup: Setup, changes: dict[str, object], fields: dict[str, int], chain: tuple[Item, ...], *, is_side: bool
 ) -> None:
     setup.place(HI, name="n", answer=THERE)
     traits = replace(MAIN, **changes)
-    assert setup.place(*chain, name="n", traits=traits, output=fields.get("output", 0)).step.is_side is is_side
-    assert setup.place(HI, THERE, MORE, name="n").step.is_side is False  # it does not count for what comes
+    assert setup.place(*chain, name="n", traits=traits, output=fields.get("output", 0)).lineage.is_side is is_side
+    assert setup.place(HI, THERE, MORE, name="n").lineage.is_side is False  # it does not count for what comes
 
 
 def test_the_first_call_is_not_beside_for_a_tiny_answer_alone(setup: Setup) -> None:
     bare = Traits("m", has_tools=False, system=b"", is_stream=False)
-    assert [setup.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, False, False]
-    assert not setup.place(HI, name="with tools", output=64).step.is_side
-    assert not setup.place(HI, THERE, MORE, SO, name="long", traits=bare, output=64).step.is_side
-    assert [setup.place(HI, name=f"{n}", traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [
+    assert [setup.place(HI, traits=bare, output=n).lineage.is_side for n in (0, 64, 65)] == [False, False, False]
+    assert not setup.place(HI, name="with tools", output=64).lineage.is_side
+    assert not setup.place(HI, THERE, MORE, SO, name="long", traits=bare, output=64).lineage.is_side
+    assert [setup.place(HI, name=f"{n}", traits=bare, output=n).lineage.is_side for n in (0, 64, 65)] == [
         False,
         True,
         False,
@@ -322,22 +327,22 @@ def test_a_conversation_of_tiny_answers_is_none_beside_another(setup: Setup) -> 
     bare = Traits("m", has_tools=False, system=b"", is_stream=False)
     for name in ("", "n"):
         setup.place(HI, name=name, traits=bare, output=64, answer=THERE)
-        assert not setup.place(HI, THERE, MORE, name=name, traits=bare, output=64, answer=SO).step.is_side
+        assert not setup.place(HI, THERE, MORE, name=name, traits=bare, output=64, answer=SO).lineage.is_side
 
 
 def test_in_a_known_conversation_a_tiny_answer_is_one_sign_of_two(setup: Setup) -> None:
     setup.place(HI, THERE, MORE, SO, THEN, name="n")
     other, another = (MORE, SO, HI, THERE), (THEN, SO, HI, THERE)
-    assert not setup.place(*other, name="n", output=64).step.is_side
-    assert setup.place(*another, name="n", output=64, traits=replace(MAIN, system=b"t")).step.is_side
+    assert not setup.place(*other, name="n", output=64).lineage.is_side
+    assert setup.place(*another, name="n", output=64, traits=replace(MAIN, system=b"t")).lineage.is_side
 
 
 def test_a_title_that_is_asked_for_first_does_not_put_the_conversation_beside_it(setup: Setup) -> None:
     title = replace(MAIN, has_tools=False, system=b"t")
     setup.place(MORE, HI, name="n", traits=title)
-    assert not setup.place(HI, name="n", answer=THERE).step.is_side
-    assert not setup.place(HI, THERE, MORE, name="n").step.is_side
-    assert setup.place(MORE, THEN, name="n", traits=title).step.is_side
+    assert not setup.place(HI, name="n", answer=THERE).lineage.is_side
+    assert not setup.place(HI, THERE, MORE, name="n").lineage.is_side
+    assert setup.place(MORE, THEN, name="n", traits=title).lineage.is_side
 
 
 ASK = replace(MAIN, has_tools=False, system=b"ask")
@@ -350,11 +355,11 @@ def test_what_goes_on_from_the_answer_to_a_call_beside_it_is_a_conversation(setu
     sides = []
     for number in range(3):
         answer = bot(f"point {number}")
-        sides.append(setup.place(*chain, name="n", traits=ASK, answer=answer).step.is_side)
+        sides.append(setup.place(*chain, name="n", traits=ASK, answer=answer).lineage.is_side)
         chain = (*chain, answer, user(f"and {number}?"))
     assert sides == [True, False, False]
-    assert not setup.place(*chain, name="n", answer=SO).step.is_side  # with tools again
-    assert setup.place(*chain, SO, MORE, name="n", traits=ASK).step.is_side
+    assert not setup.place(*chain, name="n", answer=SO).lineage.is_side  # with tools again
+    assert setup.place(*chain, SO, MORE, name="n", traits=ASK).lineage.is_side
 
 
 def test_both_ways_of_a_client_that_goes_to_and_fro_are_conversations(setup: Setup) -> None:
@@ -362,8 +367,8 @@ def test_both_ways_of_a_client_that_goes_to_and_fro_are_conversations(setup: Set
     talk = (HI, THERE, user("discuss"))
     setup.place(*talk, name="n", traits=ASK, answer=SO)
     setup.place(HI, THERE, MORE, name="n", answer=SO)
-    assert not setup.place(*talk, SO, THEN, name="n", traits=ASK).step.is_side
-    assert not setup.place(HI, THERE, MORE, SO, THEN, name="n").step.is_side
+    assert not setup.place(*talk, SO, THEN, name="n", traits=ASK).lineage.is_side
+    assert not setup.place(HI, THERE, MORE, SO, THEN, name="n").lineage.is_side
 
 
 def test_titles_and_summaries_stay_beside_the_conversation(setup: Setup) -> None:
@@ -380,7 +385,7 @@ def test_titles_and_summaries_stay_beside_the_conversation(setup: Setup) -> None
         setup.place(THEN, name="n", traits=title, answer=again),
         setup.place(THEN, again, user("shorter"), name="n", traits=title),
     ]
-    assert [placed.step.is_side for placed in sides] == [True] * 7
+    assert [placed.lineage.is_side for placed in sides] == [True] * 7
 
 
 def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(setup: Setup) -> None:
@@ -390,15 +395,15 @@ def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(setup: Se
     assert setup.place(HI, THERE, MORE, SO, THEN).session == other.session
 
 
-@pytest.mark.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
+@pytest.fingerprint.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
 def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(setup: Setup, item: Item) -> None:
     first = setup.place(HI, answer=item)
     after = setup.place(user("sum", 600), item, MORE)
-    assert (after.session, after.step.base) == (first.session, 0)
+    assert (after.session, after.lineage.base) == (first.session, 0)
     assert setup.place(user("sum", 600), item, MORE).session == first.session  # nothing was answered yet
 
 
-@pytest.mark.parametrize(
+@pytest.fingerprint.parametrize(
     "item",
     [
         bot("short", weight=39),
@@ -408,10 +413,10 @@ def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(setup: Setup
 def test_short_texts_and_ids_that_are_counted_up_tell_nothing(setup: Setup, item: Item) -> None:
     first = setup.place(HI, answer=item)
     assert setup.place(user("sum", 600), item, MORE).session.id != first.session.id
-    assert not name_answer(item, "", first.session) and not list_shown_marks(setup.ask(item))
+    assert not name_answer(item, "", first.session) and not list_shown_fingerprints(setup.ask(item))
 
 
-@pytest.mark.parametrize(
+@pytest.fingerprint.parametrize(
     "call", [STRONG, "D681PevKs", "365174485", "call_s1_1", "toolu_01A09q90qw90lq917835lq9", "DkQpXWvsR"]
 )
 def test_ids_that_are_drawn_are_names(call: str) -> None:
@@ -448,13 +453,13 @@ def test_what_a_client_brought_along_makes_an_answer_ambiguous(setup: Setup) -> 
 
 def test_of_what_a_request_shows_the_newest_names_are_asked_for(setup: Setup) -> None:
     asked = setup.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
-    assert list_shown_marks(asked) == [f"call:{STRONG}{i}" for i in range(68, 100)]
+    assert list_shown_fingerprints(asked) == [f"call:{STRONG}{i}" for i in range(68, 100)]
 
 
 def test_what_was_said_in_a_session_that_its_client_names_is_found_by_the_name_alone(setup: Setup) -> None:
     text, call = bot("text", weight=40), bot("a", STRONG)
     named = setup.place(HI, name="n", answer=text)
-    assert (name_answer(text, "", named.session), list(setup.known(named).marks)) == ((), [])
+    assert (name_answer(text, "", named.session), list(setup.known(named).fingerprints)) == ((), [])
     assert setup.place(user("sum", 600), text, MORE).session != named.session
     assert setup.place(user("sum", 600), text, MORE, name="n").session == named.session
     assert name_answer(call, "", named.session) == [f"call:{STRONG}"]
@@ -494,19 +499,19 @@ NOT_COMPACTED = {
 }
 
 
-@pytest.mark.parametrize("chain", COMPACTED.values(), ids=COMPACTED)
+@pytest.fingerprint.parametrize("chain", COMPACTED.values(), ids=COMPACTED)
 def test_a_shorter_history_with_a_long_new_text_is_a_compaction(setup: Setup, chain: tuple[Item, ...]) -> None:
     talk(setup)
-    step = setup.place(*chain, name="n").step
+    step = setup.place(*chain, name="n").lineage
     assert (step.relation, step.is_side) == ("compaction", False)
-    assert setup.place(*chain, answer=THERE, name="n").step.relation == "retry"
-    assert setup.place(*chain, THERE, user("on"), name="n").step.relation == "append"
+    assert setup.place(*chain, answer=THERE, name="n").lineage.relation == "retry"
+    assert setup.place(*chain, THERE, user("on"), name="n").lineage.relation == "append"
 
 
-@pytest.mark.parametrize(("chain", "relation"), NOT_COMPACTED.values(), ids=NOT_COMPACTED)
+@pytest.fingerprint.parametrize(("chain", "relation"), NOT_COMPACTED.values(), ids=NOT_COMPACTED)
 def test_an_edit_or_a_rewind_is_none(setup: Setup, chain: tuple[Item, ...], relation: str) -> None:
     talk(setup)
-    assert setup.place(*chain, name="n").step.relation == relation
+    assert setup.place(*chain, name="n").lineage.relation == relation
 
 
 def test_an_edit_behind_what_the_client_says_of_itself_is_none(setup: Setup) -> None:
@@ -514,31 +519,31 @@ def test_an_edit_behind_what_the_client_says_of_itself_is_none(setup: Setup) -> 
     where = user("cwd")
     setup.place(where, HI, answer=THERE, name="n")
     setup.place(where, HI, THERE, MORE, answer=SO, name="n")
-    assert setup.place(where, HI, SUMMARY, name="n").step.relation == "compaction"
-    assert setup.place(where, PASTE, name="n").step.relation == "branch"
+    assert setup.place(where, HI, SUMMARY, name="n").lineage.relation == "compaction"
+    assert setup.place(where, PASTE, name="n").lineage.relation == "branch"
 
 
 def test_a_turn_after_one_that_was_not_answered_is_none(setup: Setup) -> None:
     setup.place(HI, name="n")
-    assert setup.place(HI, PASTE, name="n").step.relation == "append"
+    assert setup.place(HI, PASTE, name="n").lineage.relation == "append"
 
 
-@pytest.mark.parametrize("chain", [(SUMMARY,), (HI, SUMMARY)])
+@pytest.fingerprint.parametrize("chain", [(SUMMARY,), (HI, SUMMARY)])
 def test_a_call_beside_the_conversation_is_none(setup: Setup, chain: tuple[Item, ...]) -> None:
     talk(setup)
     titles = replace(MAIN, system=b"titles", has_tools=False)
-    step = setup.place(*chain, name="n", traits=titles).step
+    step = setup.place(*chain, name="n", traits=titles).lineage
     assert (step.is_side, step.relation == "compaction") == (True, False)
 
 
 FILE, OK, REMINDER = user("the files"), bot("Ok."), user("a reminder")
 
 
-def move_files(setup: Setup, turns: int, *, name: str = "n") -> list[Step]:
+def move_files(setup: Setup, turns: int, *, name: str = "n") -> list[Lineage]:
     """The calls of a client that moves its files and a reminder to the end of each request."""
     history, steps = [HI, THERE], []
     for i in range(turns):
-        steps.append(setup.place(*history, FILE, OK, user(f"task {i}"), REMINDER, name=name).step)
+        steps.append(setup.place(*history, FILE, OK, user(f"task {i}"), REMINDER, name=name).lineage)
         history += [user(f"task {i}"), bot(f"done {i}")]
     return steps
 
@@ -559,24 +564,24 @@ def test_retries_and_side_calls_do_not_change_that_a_tail_is_volatile(setup: Set
     history = [HI, THERE, *(each for i in range(4) for each in (user(f"task {i}"), bot(f"done {i}")))]
     tail = (FILE, OK, user("task 4"), REMINDER)
     other = replace(MAIN, model="small", system=b"title", has_tools=False)
-    assert setup.place(*history, *tail, name="n").step.relation == "volatile"
-    assert setup.place(*history, *tail, name="n").step.relation == "retry"
-    assert setup.place(user("sum up"), name="n", traits=other).step.is_side
+    assert setup.place(*history, *tail, name="n").lineage.relation == "volatile"
+    assert setup.place(*history, *tail, name="n").lineage.relation == "retry"
+    assert setup.place(user("sum up"), name="n", traits=other).lineage.is_side
     history += [user("task 4"), bot("done 4")]
-    assert setup.place(*history, FILE, OK, user("task 5"), REMINDER, name="n").step.relation == "volatile"
+    assert setup.place(*history, FILE, OK, user("task 5"), REMINDER, name="n").lineage.relation == "volatile"
 
 
-@pytest.mark.parametrize("is_edit", [False, True])
+@pytest.fingerprint.parametrize("is_edit", [False, True])
 def test_what_a_person_says_again_otherwise_is_a_branch_however_often(setup: Setup, *, is_edit: bool) -> None:
     history = [HI, THERE, MORE, SO] if is_edit else []
     setup.place(*history, user("first"), name="n")
-    relations = [setup.place(*history, user(f"again {i}"), name="n").step.relation for i in range(5)]
+    relations = [setup.place(*history, user(f"again {i}"), name="n").lineage.relation for i in range(5)]
     assert set(relations) == {"branch" if is_edit else "root"}
 
 
 def test_a_rewind_ends_a_run_of_rewritten_tails(setup: Setup) -> None:
     move_files(setup, 5)
-    assert setup.place(HI, THERE, user("task 0"), bot("done 0"), user("no"), name="n").step.relation == "branch"
+    assert setup.place(HI, THERE, user("task 0"), bot("done 0"), user("no"), name="n").lineage.relation == "branch"
     relations = [step.relation for step in move_files(setup, 8)]
     assert relations == [*5 * ["retry"], "branch", "branch", "volatile"]
 
@@ -587,13 +592,13 @@ def test_branches_that_take_turns_are_no_volatile_tail(setup: Setup) -> None:
     for i in range(5):
         left += [user(f"l{i}"), bot(f"L{i}")]
         right += [user(f"r{i}"), bot(f"R{i}")]
-        relations |= {setup.place(*side, MORE, name="n").step.relation for side in (left, right)}
+        relations |= {setup.place(*side, MORE, name="n").lineage.relation for side in (left, right)}
     assert "volatile" not in relations
 
 
 def test_a_long_tail_is_a_branch(setup: Setup) -> None:
     history: list[Item] = [HI]
     for i in range(6):
-        step = setup.place(*history, *(user(f"{i}:{n}") for n in range(LONGEST_TAIL + 1 + i)), name="n").step
+        step = setup.place(*history, *(user(f"{i}:{n}") for n in range(LONGEST_TAIL + 1 + i)), name="n").lineage
         history += [bot(f"{i}")]
         assert step.relation in ("root", "branch")

@@ -89,7 +89,7 @@ def test_what_comes_before_the_deepest_known_answer_decides_nothing(setup: Setup
 def test_an_answer_of_several_messages_is_known_as_a_whole(setup: Setup) -> None:
     place = setup.place(HI, THERE, MORE)
     node = setup.answer(place, SO)
-    setup.answer(place._replace(step=replace(place.step, tip=node)), THERE)
+    setup.answer(place._replace(lineage=replace(place.lineage, tip=node)), THERE)
     asked = setup.ask(HI, THERE, MORE, SO, THERE, THEN)
     assert setup.resolver.list_undecided(asked) == list(reversed(asked.nodes[2:5]))
 

@@ -1,4 +1,4 @@
-"""Sessions in memory: their nodes and marks, found by what proves them, apart by tenant, and dropped whole."""
+"""Sessions in memory: their nodes and fingerprints, found by what proves them, apart by tenant, and dropped whole."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -56,16 +56,16 @@ def test_marks_are_a_tenants_at_an_upstream(index: SessionIndex) -> None:
     plant(index, "s")
     plant(index, "t", TWO)
     plant(index, "u", ONE, "other")
-    assert ids(index.find_by_mark(ONE, "main", "call:x")) == ["s"]
-    assert ids(index.find_by_mark(ONE, "other", "call:x")) == ["u"]
-    assert ids(index.find_by_mark(ONE, "main", "call:y")) == []
+    assert ids(index.find_by_fingerprint(ONE, "main", "call:x")) == ["s"]
+    assert ids(index.find_by_fingerprint(ONE, "other", "call:x")) == ["u"]
+    assert ids(index.find_by_fingerprint(ONE, "main", "call:y")) == []
 
 
 def test_thousands_of_another_tenants_namesakes_hide_nothing(index: SessionIndex) -> None:
     plant(index, "s")
     for i in range(1000):
         plant(index, f"t{i}", TWO)
-    assert (ids(index.find_own(ONE, B)), ids(index.find_by_mark(ONE, "main", "call:x"))) == (["s"], ["s"])
+    assert (ids(index.find_own(ONE, B)), ids(index.find_by_fingerprint(ONE, "main", "call:x"))) == (["s"], ["s"])
     assert len(find_any(index, B)) == len(index.find_own(TWO, B)) == 64
     assert index.find_own(TWO, B)[-1].key.id == "t999"
 
@@ -73,9 +73,9 @@ def test_thousands_of_another_tenants_namesakes_hide_nothing(index: SessionIndex
 def test_a_mark_that_too_many_bear_tells_nothing(index: SessionIndex) -> None:
     for i in range(63):
         plant(index, f"s{i}")
-    assert len(index.find_by_mark(ONE, "main", "call:x")) == 63
+    assert len(index.find_by_fingerprint(ONE, "main", "call:x")) == 63
     plant(index, "s63")
-    assert index.find_by_mark(ONE, "main", "call:x") == ()
+    assert index.find_by_fingerprint(ONE, "main", "call:x") == ()
 
 
 def test_the_least_recently_opened_is_dropped_first_and_leaves_no_trace() -> None:
@@ -86,7 +86,7 @@ def test_the_least_recently_opened_is_dropped_first_and_leaves_no_trace() -> Non
     index.shrink()
     assert [index.get(name) is not None for name in "stu"] == [False, False, True]
     assert (ids(index.find_own(ONE, B)), ids(find_any(index, B))) == (["u"], ["u"])
-    assert ids(index.find_by_mark(ONE, "main", "call:x")) == ["u"]
+    assert ids(index.find_by_fingerprint(ONE, "main", "call:x")) == ["u"]
     assert (index.is_complete, index.losses, len(index)) == (False, 2, 1)
     assert index.weight == index.open(key("u")).weight
 
@@ -120,7 +120,7 @@ def test_clearing_forgets_everything(index: SessionIndex) -> None:
     index.clear()
     assert (len(index), index.weight, index.is_complete) == (0, 0, False)
     assert (index.find_own(ONE, B), find_any(index, B)) == ((), ())
-    assert not index.find_by_mark(ONE, "main", "call:x")
+    assert not index.find_by_fingerprint(ONE, "main", "call:x")
 
 
 def test_a_session_of_the_log_adds_to_what_is_here(index: SessionIndex) -> None:
@@ -150,7 +150,7 @@ def test_where_the_log_says_a_call_was_made_it_was_made(index: SessionIndex) -> 
     weight = index.weight
     again = CallFingerprint("call:x", C, b"f")
     known = index.absorb(StoredSession(key("s"), (C,), (), (*MARKS, again)))
-    assert {name: mark.node for name, mark in known.marks.items()} == {"call:x": B, "call:y": A}
+    assert {name: fingerprint.node for name, fingerprint in known.fingerprints.items()} == {"call:x": B, "call:y": A}
     assert index.weight == weight
 
 
@@ -196,9 +196,9 @@ def test_the_longest_known_beginning_is_measured_from_its_end(known: SessionNode
 
 
 def test_of_marks_with_one_name_the_first_stays(known: SessionNodes) -> None:
-    known.add_mark(CallFingerprint("call:1", A, b"f"))
-    known.add_mark(CallFingerprint("call:1", B, b"g"))
-    assert known.marks == {"call:1": CallFingerprint("call:1", A, b"f")}
+    known.add_fingerprint(CallFingerprint("call:1", A, b"f"))
+    known.add_fingerprint(CallFingerprint("call:1", B, b"g"))
+    assert known.fingerprints == {"call:1": CallFingerprint("call:1", A, b"f")}
 
 
 def test_weight_grows_with_what_is_new_only(known: SessionNodes) -> None:
@@ -207,7 +207,7 @@ def test_weight_grows_with_what_is_new_only(known: SessionNodes) -> None:
         known.add_node(row)
         weights.append(known.weight)
     for name in ("call:1", "call:1", "call:2"):
-        known.add_mark(CallFingerprint(name, A, b""))
+        known.add_fingerprint(CallFingerprint(name, A, b""))
         weights.append(known.weight)
     assert [after > before for before, after in pairwise(weights)] == [
         *(True, False, True),

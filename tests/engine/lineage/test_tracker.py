@@ -8,7 +8,7 @@ import pytest
 
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import ClientRequest, Reading, SessionKey
-from proxy.model.lineage import CallFingerprint, Reply, Step
+from proxy.model.lineage import CallFingerprint, Lineage, Reply
 from tests.engine.lineage.talk import CHAIN, KEEP, SHORT, Message, Setup, bot, user
 from tests.support.engine import JSON, Engine, RecordingClient, ScriptedResponse, wait_out
 
@@ -21,7 +21,7 @@ async def test_an_answer_that_waits_to_be_read_is_read_when_a_request_shows_it()
     step = await setup.send(user("hi"), bot(SHORT), user("more"))
     assert (setup.session, step.relation, step.base) == (first, "append", 2)
     (reply,) = setup.engine.archive.of(Reply)
-    assert [(row.parent, row.is_answer) for row in reply.nodes] == [(setup.engine.archive.of(Step)[0].tip, True)]
+    assert [(row.parent, row.is_answer) for row in reply.nodes] == [(setup.engine.archive.of(Lineage)[0].tip, True)]
     await setup.settle()
     setup.assert_nothing_in_mind()
 
@@ -63,7 +63,7 @@ async def test_an_answer_that_was_given_before_is_not_told_again() -> None:
     assert [len(reply.nodes) for reply in setup.engine.archive.of(Reply)] == [1, 0]
 
 
-@pytest.mark.parametrize("fields", [{"status": 429}, {"status": 500}, {"ending": "cut"}])
+@pytest.fingerprint.parametrize("fields", [{"status": 429}, {"status": 500}, {"ending": "cut"}])
 async def test_a_call_that_came_to_nothing_is_tried_again(fields: dict[str, Any]) -> None:
     setup = Setup()
     await setup.send(user("hi"), **fields)
@@ -108,7 +108,7 @@ async def test_a_rotated_credential_says_where_it_comes_from_once_it_is_accepted
     setup = Setup()
     await setup.send(user("a"))
     await setup.send(*CHAIN)
-    first, tip = setup.session, setup.step.tip
+    first, tip = setup.session, setup.lineage.tip
     await setup.send(*CHAIN, status=401, key="new")
     other = setup.session
     await setup.settle()
@@ -117,7 +117,7 @@ async def test_a_rotated_credential_says_where_it_comes_from_once_it_is_accepted
         await setup.send(*CHAIN, key="new", ending="cut")
         await setup.settle()
     (adoption,) = setup.adoptions
-    assert (adoption.session, adoption.source, adoption.node) == (other, first, tip)
+    assert (adoption.session, adoption.origin, adoption.node) == (other, first, tip)
     assert adoption.at_ms == setup.engine.clock.now_ms()
     assert setup.session == other
 
@@ -131,10 +131,10 @@ async def test_a_rotated_credential_is_known_again_after_a_restart() -> None:
     setup = Setup(setup)
     await setup.send(*CHAIN, bot(SHORT), user("c"), key="new", name="n")
     await setup.settle()
-    assert [adoption.source for adoption in setup.adoptions] == [first]
+    assert [adoption.origin for adoption in setup.adoptions] == [first]
 
 
-@pytest.mark.parametrize("chain", [CHAIN, (user("x"), bot("other"), user("b"), bot(SHORT))])
+@pytest.fingerprint.parametrize("chain", [CHAIN, (user("x"), bot("other"), user("b"), bot(SHORT))])
 async def test_nothing_is_adopted_from_too_short_a_chain_or_a_strangers(chain: tuple[Message, ...]) -> None:
     setup = Setup()
     await setup.send(user("a"))
@@ -144,7 +144,7 @@ async def test_nothing_is_adopted_from_too_short_a_chain_or_a_strangers(chain: t
     assert setup.adoptions == []
 
 
-@pytest.mark.parametrize("messages", [[], [user("hi")]])
+@pytest.fingerprint.parametrize("messages", [[], [user("hi")]])
 async def test_a_mark_stands_at_a_node_of_its_session(messages: list[Message]) -> None:
     setup = Setup()
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
@@ -153,7 +153,7 @@ async def test_a_mark_stands_at_a_node_of_its_session(messages: list[Message]) -
     await setup.engine.exchanges.carry(request, "responses", RecordingClient())
     await setup.settle()
     (reply,) = setup.engine.archive.of(Reply)
-    assert [mark.node for mark in reply.marks] == [setup.step.tip for _ in messages]
+    assert [fingerprint.node for fingerprint in reply.fingerprints] == [setup.lineage.tip for _ in messages]
 
 
 async def test_a_stored_answer_belongs_to_its_upstream_and_tenant() -> None:

@@ -12,7 +12,7 @@ from tests.engine.lineage.talk import CHAIN, KEEP, SHORT, Message, Setup, bot, u
 from tests.support.engine import wait_out
 
 
-@pytest.mark.parametrize("name", ["", "n"])
+@pytest.fingerprint.parametrize("name", ["", "n"])
 async def test_a_conversation_goes_on_after_a_restart(name: str) -> None:
     setup = Setup()
     await setup.send(user("a"), name=name)
@@ -22,7 +22,7 @@ async def test_a_conversation_goes_on_after_a_restart(name: str) -> None:
     step = await setup.send(*CHAIN, name=name)
     assert (setup.session, step.relation, step.base) == (first, "append", 2)
     await setup.send(*CHAIN, name=name)
-    assert (setup.session, setup.step.relation, setup.step.nodes) == (first, "retry", ())
+    assert (setup.session, setup.lineage.relation, setup.lineage.nodes) == (first, "retry", ())
     assert len(setup.engine.archive.recalled) == 1
 
 
@@ -129,11 +129,11 @@ class Stalling:
         setup.engine.archive.recall = self.recall  # type: ignore[method-assign]
 
     async def recall(
-        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+        self, nodes: Sequence[bytes], fingerprints: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         self.asked.set()
         await self.told.wait()
-        return await self._recall(nodes, marks, session)
+        return await self._recall(nodes, fingerprints, session)
 
 
 async def test_a_client_that_leaves_while_the_log_is_asked_takes_nothing_along() -> None:
@@ -225,7 +225,13 @@ async def test_the_answers_to_a_history_that_is_under_way_are_siblings_however_o
     session = setup.session
     for i in range(1, 40):
         step = await setup.send(*TALK, user("go"), answer=bot(f"answer {i}"))
-        assert (setup.session, step.relation, step.tip, step.nodes, step.marks) == (session, "retry", first.tip, (), ())
+        assert (setup.session, step.relation, step.tip, step.nodes, step.fingerprints) == (
+            session,
+            "retry",
+            first.tip,
+            (),
+            (),
+        )
     for i in (39, 3):
         step = await setup.send(*TALK, user("go"), bot(f"answer {i}"), user("on"))
         assert (setup.session, step.relation, len(step.nodes)) == (session, "append", 1)

@@ -4,7 +4,7 @@ import base64
 import json
 
 from proxy.model.exchange import Reading
-from proxy.model.lineage import Reply, Step
+from proxy.model.lineage import Lineage, Reply
 from tests.engine.lineage.talk import CHAIN, SHORT, Setup, bot, user
 
 
@@ -19,7 +19,7 @@ async def test_a_refused_token_leaves_nothing_in_the_conversation_whose_subject_
     setup = Setup()
     await setup.send(user("a"), key=forge("true"), name="n")
     await setup.send(*CHAIN, key=forge("false"), status=401, choices=[], name="n")
-    assert len(setup.engine.archive.of(Step)) == 1
+    assert len(setup.engine.archive.of(Lineage)) == 1
     step = await setup.send(*CHAIN, key=forge("true"), name="n")
     assert (step.relation, step.base) == ("append", 2)
     await setup.settle()

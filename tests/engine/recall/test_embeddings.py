@@ -55,7 +55,7 @@ class Passages:
         chosen = [PassageText(since + i, text) for i, text in enumerate(texts[since : since + self.most])]
         until = since + len(chosen)
         return PassageBatch(
-            mark="m", passages=tuple(chosen), since=since, until=until, left=len(texts) - until,
+            stamp="m", passages=tuple(chosen), since=since, until=until, left=len(texts) - until,
             is_current=self.is_current,
         )  # fmt: skip
 

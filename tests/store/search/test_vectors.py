@@ -25,7 +25,7 @@ def make_vectors(batch: PassageBatch, width: int = WIDTH) -> VectorBatch:
     """Vectors of all passages of a batch."""
     codes = tuple([encode(each.text, width) for each in batch.passages])
     numbers = tuple([each.number for each in batch.passages])
-    return VectorBatch(mark=batch.mark, since=batch.since, until=batch.until, numbers=numbers, codes=codes)
+    return VectorBatch(stamp=batch.stamp, since=batch.since, until=batch.until, numbers=numbers, codes=codes)
 
 
 def embed_all(indexer: Indexer, session: str = "s1", model: str = MODEL) -> list[str]:

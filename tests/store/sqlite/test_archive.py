@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.ports import MOST_MARKS
+from proxy.engine.ports import MOST_FINGERPRINTS
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Usage
 from proxy.model.manifest import make_manifest
@@ -264,5 +264,5 @@ async def test_a_session_that_waits_to_be_written_is_recalled(open_archive: Open
     assert [each.key for each in await archive.recall((), (), make_key("a"))] == [make_key("a")]
     assert archive.health.pending == 0
     assert not await archive.recall((), (), make_key("b"))
-    found = await archive.recall([row.node for row in nodes], ["call:x"] * MOST_MARKS, make_key("b"))
+    found = await archive.recall([row.node for row in nodes], ["call:x"] * MOST_FINGERPRINTS, make_key("b"))
     assert [each.key for each in found] == [make_key("a")]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from proxy.engine.ports import MOST_MARKS, MOST_RECALLED_ROWS
+from proxy.engine.ports import MOST_FINGERPRINTS, MOST_RECALLED_ROWS
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lineage import LONGEST_TAIL, CallFingerprint, NodeRow, Relation, compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call
@@ -121,7 +121,7 @@ async def test_the_many_sessions_of_others_are_skipped(open_archive: Opener, pol
     connection.close()
 
 
-NAMES = [f"call:{i}" for i in range(MOST_MARKS)]
+NAMES = [f"call:{i}" for i in range(MOST_FINGERPRINTS)]
 
 
 async def take_turns(archive: SqliteArchive, count: int) -> None:

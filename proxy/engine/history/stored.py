@@ -78,7 +78,7 @@ class _WrittenBody(NamedTuple):
 class _StoredAnswer(NamedTuple):
     """An answer in the log: its items by their ids, and of these the ones of which only the provider has the content.
 
-    `proofs` are the forms of its items and the node of its end, by the names of their fingerprints. `is_own`: it was made for
+    `proofs` are the forms of its items and the node of its end, by their names. `is_own`: it was made for
     the client's own request.
     """
 

@@ -81,7 +81,7 @@ async def test_without_an_id_a_history_costs_as_much_as_with_one_and_the_300th_t
     assert len(builder.sizes) == 1
     steps = unnamed.log.of(Lineage)
     assert {step.tip for step in steps} == {steps[0].tip}
-    assert {(len(step.nodes), len(step.marks)) for step in steps[1:]} == {(0, 0)}
+    assert {(len(step.nodes), len(step.fingerprints)) for step in steps[1:]} == {(0, 0)}
 
 
 async def test_every_time_the_same_messages_are_sent_with_the_parameters_of_the_client() -> None:

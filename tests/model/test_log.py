@@ -35,7 +35,7 @@ def make_reply(nodes: int, name: str = "call:a") -> Reply:
     return Reply("x1", 0, (row,) * nodes, (fingerprint,))
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     ("small", "large"),
     [
         (make_opening(body=make_manifest(b"")), make_opening(body=make_manifest(KILOBYTE))),

@@ -163,7 +163,7 @@ def make_chain(*texts: str, parent: bytes | None = None) -> tuple[NodeRow, ...]:
     return tuple(rows)
 
 
-def make_mark(name: str, row: NodeRow, form: bytes = b"f" * 16) -> CallFingerprint:
+def make_fingerprint(name: str, row: NodeRow, form: bytes = b"f" * 16) -> CallFingerprint:
     """A fingerprint of a node."""
     return CallFingerprint(name, row.node, form)
 

@@ -16,8 +16,8 @@ from tests.store.samples import (
     OPENED_MS,
     OTHER_TENANT,
     make_chain,
+    make_fingerprint,
     make_key,
-    make_mark,
     make_node,
     make_opening,
     make_outcome,
@@ -43,20 +43,20 @@ class TreeArchive(Archive, Ancestry, Protocol):
 
 
 async def add_turns(archive: TreeArchive, name: str = "agent-7", tenant: bytes | None = None) -> str:
-    """A session of two turns with all its marks; its id."""
+    """A session of two turns with all its fingerprints; its id."""
     key = make_key(name, tenant) if tenant else make_key(name)
     first, second = f"{name}1", f"{name}2"
     assert await is_stored(archive, make_opening(first, key=key), make_step(first, [A], relation="root"))
-    assert await is_stored(archive, make_reply(first, [B], [make_mark("call:1", B)]))
+    assert await is_stored(archive, make_reply(first, [B], [make_fingerprint("call:1", B)]))
     assert await is_stored(archive, make_opening(second, key=key), make_step(second, [C], base=2))
-    assert await is_stored(archive, make_reply(second, [D], [make_mark("call:2", D)]))
+    assert await is_stored(archive, make_reply(second, [D], [make_fingerprint("call:2", D)]))
     return key.id
 
 
 async def recall_ids(
-    archive: TreeArchive, *nodes: bytes, marks: tuple[str, ...] = (), session: SessionKey = NEW
+    archive: TreeArchive, *nodes: bytes, fingerprints: tuple[str, ...] = (), session: SessionKey = NEW
 ) -> list[str]:
-    return [found.key.id for found in await archive.recall(nodes, marks, session)]
+    return [found.key.id for found in await archive.recall(nodes, fingerprints, session)]
 
 
 class TreeContract:
@@ -64,7 +64,9 @@ class TreeContract:
 
     async def test_a_session_is_recalled_with_all_that_it_has(self, archive: TreeArchive) -> None:
         await add_turns(archive)
-        stored = StoredSession(make_key(), (A.node, C.node), CHAIN, (make_mark("call:1", B), make_mark("call:2", D)))
+        stored = StoredSession(
+            make_key(), (A.node, C.node), CHAIN, (make_fingerprint("call:1", B), make_fingerprint("call:2", D))
+        )
         assert list(await archive.recall((), (), make_key())) == [stored]
         assert list(await archive.recall(NODES, (), NEW)) == [stored]
         assert list(await archive.recall((), ("call:2",), NEW)) == [stored]
@@ -73,12 +75,14 @@ class TreeContract:
 
     async def test_what_is_not_known_recalls_nothing(self, archive: TreeArchive) -> None:
         assert not await archive.has_sessions()
-        assert await recall_ids(archive, *NODES, marks=("call:1",), session=make_key()) == []
+        assert await recall_ids(archive, *NODES, fingerprints=("call:1",), session=make_key()) == []
         await add_turns(archive)
         assert await archive.has_sessions()
         other = make_chain("x", "!y", "z")
         assert (
-            await recall_ids(archive, *[row.node for row in other], marks=("call:3", "call:"), session=make_key("s"))
+            await recall_ids(
+                archive, *[row.node for row in other], fingerprints=("call:3", "call:"), session=make_key("s")
+            )
             == []
         )
         assert await recall_ids(archive, A.node) == []  # no answer stands at a beginning that anybody may share
@@ -122,9 +126,9 @@ class TreeContract:
         theirs = await add_turns(archive, "theirs")
         mine = await add_turns(archive, "mine", OTHER_TENANT)
         await add_turns(archive, "theirs too")
-        assert await recall_ids(archive, marks=("call:1",), session=NEW_OF_OTHER) == [mine]
+        assert await recall_ids(archive, fingerprints=("call:1",), session=NEW_OF_OTHER) == [mine]
         stolen = replace(NEW_OF_OTHER, id=theirs)
-        assert await recall_ids(archive, marks=("call:2",), session=stolen) == [mine]
+        assert await recall_ids(archive, fingerprints=("call:2",), session=stolen) == [mine]
 
     async def test_of_many_the_newest_are_recalled_and_the_one_with_the_id(self, archive: TreeArchive) -> None:
         count = MOST_RECALLED + 3
@@ -141,22 +145,22 @@ class TreeContract:
         proven = await add_turns(archive, "a")
         for i in range(MOST_RECALLED):
             x = f"e{i}"
-            step = make_step(x, [A], marks=[make_mark("call:9", A)])
+            step = make_step(x, [A], fingerprints=[make_fingerprint("call:9", A)])
             archive.append(make_opening(x, key=make_key(f"n{i}")), step)
         bearing = [make_key(f"n{i}").id for i in range(MOST_RECALLED)]
-        assert await recall_ids(archive, *NODES, marks=("call:9",)) == [proven]
+        assert await recall_ids(archive, *NODES, fingerprints=("call:9",)) == [proven]
         other = await add_turns(archive, "b", OTHER_TENANT)
-        assert await recall_ids(archive, *NODES, marks=("call:9",), session=NEW_OF_OTHER) == [other]
+        assert await recall_ids(archive, *NODES, fingerprints=("call:9",), session=NEW_OF_OTHER) == [other]
         unseen = make_chain("x", "!y")
         await archive.append(make_opening("e99", key=make_key("c", OTHER_TENANT)), make_step("e99", unseen))
         shown, expected = (unseen[0].node, unseen[1].node), [*bearing[-MOST_BEARING:], make_key("c", OTHER_TENANT).id]
-        assert await recall_ids(archive, *shown, marks=("call:9",)) == expected
+        assert await recall_ids(archive, *shown, fingerprints=("call:9",)) == expected
 
     async def test_of_large_ones_there_are_two_and_what_fits_beside_them(self, archive: TreeArchive) -> None:
         node = make_chain("a", "!b", *map(str, range(MOST_RECALLED_ROWS - 3)))
         for i, rows in enumerate((CHAIN, node, node[:-1], CHAIN, node, node)):
             x = f"e{i}"  # its nodes, a mark and a request
-            step = make_step(x, rows, marks=[make_mark("call:1", B)])
+            step = make_step(x, rows, fingerprints=[make_fingerprint("call:1", B)])
             assert await is_stored(archive, make_opening(x, key=make_key(f"n{i}")), step)
         ids = [make_key(f"n{i}").id for i in range(6)]
         assert await recall_ids(archive, A.node, B.node) == [ids[0], *ids[3:]]
@@ -165,17 +169,17 @@ class TreeContract:
     async def test_of_many_marks_the_last_are_looked_up(self, archive: TreeArchive) -> None:
         session = await add_turns(archive)
         unknown = [f"call:x{i}" for i in range(MOST_FINGERPRINTS)]
-        assert await recall_ids(archive, marks=("call:1", *unknown)) == []
-        assert await recall_ids(archive, marks=("call:1", *unknown[1:])) == [session]
+        assert await recall_ids(archive, fingerprints=("call:1", *unknown)) == []
+        assert await recall_ids(archive, fingerprints=("call:1", *unknown[1:])) == [session]
 
     async def test_what_the_log_has_already_is_passed_over(self, archive: TreeArchive) -> None:
         await add_turns(archive)
         before = await archive.recall((), (), make_key())
-        mark = make_mark("call:1", D, b"another form")
+        mark = make_fingerprint("call:1", D, b"another form")
         assert await is_stored(archive, make_reply("agent-71", CHAIN, [mark]), make_reply("agent-71", CHAIN[1:]))
         assert await is_stored(archive, make_reply("agent-71", [replace(row, is_answer=False) for row in CHAIN]))
         assert await archive.recall((), (), make_key()) == before
-        again = make_step("e3", CHAIN, marks=[mark], tip=C.node, relation="retry")
+        again = make_step("e3", CHAIN, fingerprints=[mark], tip=C.node, relation="retry")
         assert await is_stored(archive, make_opening("e3"), again)
         (after,) = await archive.recall((), (), make_key())
         assert [after] == list(before)
@@ -185,20 +189,22 @@ class TreeContract:
     async def test_the_first_mark_of_a_name_counts_in_each_session(self, archive: TreeArchive) -> None:
         for name in ("x", "y"):
             form = name.encode()
-            step = make_step(name, CHAIN, marks=[make_mark("item:1", A, form), make_mark("item:1", B, b"later")])
+            step = make_step(
+                name, CHAIN, fingerprints=[make_fingerprint("item:1", A, form), make_fingerprint("item:1", B, b"later")]
+            )
             assert await is_stored(archive, make_opening(name, key=make_key(name)), step)
         found = await archive.recall((), ("item:1",), NEW)
-        assert [each.marks for each in found] == [
+        assert [each.fingerprints for each in found] == [
             (CallFingerprint("item:1", A.node, b"x"),),
             (CallFingerprint("item:1", A.node, b"y"),),
         ]
 
     @pytest.mark.parametrize("name", ["call:" + "x" * 5000, "call:\ud800", "form:" + "é" * 199, "call:naïve", ""])
     async def test_a_mark_of_any_name_is_found_again(self, archive: TreeArchive, name: str) -> None:
-        await archive.append(make_opening(), make_step("e1", [A], marks=[make_mark(name, A)]))
+        await archive.append(make_opening(), make_step("e1", [A], fingerprints=[make_fingerprint(name, A)]))
         (stored,) = await archive.recall((), (name,), NEW)
-        assert stored.marks == (make_mark(name_fingerprint(name), A),)
-        assert await recall_ids(archive, marks=(name + "!",)) == []
+        assert stored.fingerprints == (make_fingerprint(name_fingerprint(name), A),)
+        assert await recall_ids(archive, fingerprints=(name + "!",)) == []
 
     async def test_a_chain_may_begin_behind_a_node_of_another_session(self, archive: TreeArchive) -> None:
         await add_turns(archive, "a")
@@ -218,7 +224,7 @@ class TreeContract:
             make_step("e1", [C]),
             make_reply("e1", [D]),
             make_step("e1", [A], tip=B.node),
-            make_step("e1", [A], marks=[make_mark("call:1", B)]),
+            make_step("e1", [A], fingerprints=[make_fingerprint("call:1", B)]),
             Adoption("nobody", make_key().id, A.node, OPENED_MS),
             Adoption(make_key().id, "nobody", A.node, OPENED_MS),
             Adoption(make_key().id, make_key().id, A.node, OPENED_MS),
@@ -231,26 +237,26 @@ class TreeContract:
         assert archive.health.dropped == 1
         assert await is_stored(archive, make_step("e1", [A]))
         (stored,) = await archive.recall((), (), make_key())
-        assert (stored.nodes, stored.marks) == ((A,), ())
+        assert (stored.nodes, stored.fingerprints) == ((A,), ())
         assert (await archive.verify()).faults == ()
 
     async def test_what_is_refused_leaves_nothing_of_its_append(self, archive: TreeArchive) -> None:
         assert not await is_stored(
-            archive, make_opening(), make_step("e1", [A], marks=[make_mark("c:1", A)]), make_round("e7")
+            archive, make_opening(), make_step("e1", [A], fingerprints=[make_fingerprint("c:1", A)]), make_round("e7")
         )
         assert not await archive.has_sessions()
 
     async def test_a_step_that_is_refused_costs_nothing_but_itself(self, archive: TreeArchive) -> None:
         assert await is_stored(archive, make_opening(), make_step("e1", [A]))
         generation = archive.health.generation
-        step = make_step("e2", [B, C], marks=[make_mark("c:1", D)])
+        step = make_step("e2", [B, C], fingerprints=[make_fingerprint("c:1", D)])
         assert await count_dropped(archive, make_opening("e2"), make_round("e2"), step) == 1
         assert archive.health.generation != generation
         (stored,) = await archive.recall((), ("c:1",), make_key())
-        assert (stored.nodes, stored.marks) == ((A,), ())
+        assert (stored.nodes, stored.fingerprints) == ((A,), ())
         assert [row.id for row in await archive.list_exchanges(make_key().id)] == ["e1", "e2"]
-        assert await is_stored(archive, make_step("e2", [B, C], marks=[make_mark("c:1", C)]))
-        assert await recall_ids(archive, marks=("c:1",)) == [make_key().id]
+        assert await is_stored(archive, make_step("e2", [B, C], fingerprints=[make_fingerprint("c:1", C)]))
+        assert await recall_ids(archive, fingerprints=("c:1",)) == [make_key().id]
 
     async def test_where_a_call_stands_is_listed_with_it(self, archive: TreeArchive) -> None:
         await archive.append(make_opening("e1"), make_round("e1"), make_outcome("e1"), make_reading("e1"))

@@ -180,12 +180,12 @@ class FakeArchive(UnmanagedLog):
         return ()
 
     async def recall(
-        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+        self, nodes: Sequence[bytes], fingerprints: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
-        self.recalled.append((tuple(nodes), tuple(marks), session.id))
+        self.recalled.append((tuple(nodes), tuple(fingerprints), session.id))
         if self.refuses_recall:
             raise StoreUnavailable("the log cannot be read")
-        return self.trees.recall(nodes, marks, session)
+        return self.trees.recall(nodes, fingerprints, session)
 
     async def count_links(self, links: Sequence[bytes]) -> int:
         stored = {piece.link for opening in self.of(Opening) for piece in opening.body.slices}

@@ -83,10 +83,10 @@ class ContextLog(FakeArchive):
                 each.commit.set_result(True)
 
     async def recall(
-        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
+        self, nodes: Sequence[bytes], fingerprints: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         await self._wait()
-        return await super().recall(nodes, marks, session)
+        return await super().recall(nodes, fingerprints, session)
 
     async def _wait(self) -> None:
         self.asked.set()

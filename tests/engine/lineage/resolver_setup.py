@@ -31,7 +31,7 @@ class Placed(NamedTuple):
 
     session: SessionKey
     lineage: Lineage
-    source: tuple[str, bytes] | None
+    origin: tuple[str, bytes] | None
 
 
 class Setup:

@@ -65,7 +65,7 @@ def test_thousands_of_namesakes_stay_apart_once_they_differ() -> None:
     world.close()
 
 
-@pytest.fingerprint.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
+@pytest.mark.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
 def test_histories_that_share_all_but_one_byte_are_two(tongue: Tongue) -> None:
     world = World(tongue, 1_000_000_000)
     sessions = []
@@ -77,7 +77,7 @@ def test_histories_that_share_all_but_one_byte_are_two(tongue: Tongue) -> None:
     world.close()
 
 
-@pytest.fingerprint.parametrize("name", ["", "n"])
+@pytest.mark.parametrize("name", ["", "n"])
 def test_edits_that_go_round_in_circles_add_nothing(name: str) -> None:
     world = World(CHAT, 1_000_000_000)
     first, history = turn(world, [], "hi", name)
@@ -88,7 +88,7 @@ def test_edits_that_go_round_in_circles_add_nothing(name: str) -> None:
     world.close()
 
 
-@pytest.fingerprint.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
+@pytest.mark.parametrize("tongue", [CHAT, ITEMS, BLOCKS])
 def test_a_conversation_of_no_messages(tongue: Tongue) -> None:
     world = World(tongue, 1_000_000_000)
     for name in ("", "n"):
@@ -118,7 +118,7 @@ def test_headers_of_any_length_and_alphabet(sent: list[tuple[bytes, bytes]]) -> 
     assert _receive({"messages": [{"role": "user", "content": "hi"}]}, tuple(sent)) is not None
 
 
-@pytest.fingerprint.no_cover
+@pytest.mark.no_cover
 @examples(60)
 @given(st.lists(odd_messages, max_size=4))
 def test_messages_of_any_shape(messages: list[object]) -> None:
@@ -126,7 +126,7 @@ def test_messages_of_any_shape(messages: list[object]) -> None:
     assert _receive({"messages": messages, "model": messages, "tools": messages, "max_tokens": messages}) is not None
 
 
-@pytest.fingerprint.no_cover
+@pytest.mark.no_cover
 @examples(60)
 @given(st.sampled_from([CHAT, ITEMS, BLOCKS]), values)
 def test_answers_of_any_shape(tongue: Tongue, value: object) -> None:
@@ -144,9 +144,7 @@ def test_answers_of_any_shape(tongue: Tongue, value: object) -> None:
     world.close()
 
 
-@pytest.fingerprint.parametrize(
-    "call", ["read:0", "functions.read:3", "call_1", "x" * 10_000, "\ud800", "\0", "é" * 300]
-)
+@pytest.mark.parametrize("call", ["read:0", "functions.read:3", "call_1", "x" * 10_000, "\ud800", "\0", "é" * 300])
 def test_ids_of_calls_of_any_kind(call: str) -> None:
     world = World(CHAT, 1_000_000_000)
     said = Said("", call, {})
@@ -173,7 +171,7 @@ class Counting(ChatCompletions):
         return super().read_items(content, spans)
 
 
-@pytest.fingerprint.parametrize("size", [10, 1000, 5000])
+@pytest.mark.parametrize("size", [10, 1000, 5000])
 def test_a_turn_costs_what_is_new_in_it(size: int) -> None:
     """However long the history: two messages are read, and two or three look-ups tell where it belongs."""
     engine, form, asked = Engine(policy=EnginePolicy()), Counting(), Looks()

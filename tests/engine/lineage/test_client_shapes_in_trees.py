@@ -18,7 +18,7 @@ from tests.support.engine import JSON, Engine, RecordingClient, ScriptedResponse
 from tests.support.scripted import LIMIT
 
 NAMED = ("opencode", "codex", "claude-code")
-each_client = pytest.fingerprint.parametrize("client", CLIENTS)
+each_client = pytest.mark.parametrize("client", CLIENTS)
 
 Landed = list[tuple[Request, str, Lineage]]
 
@@ -63,7 +63,7 @@ async def test_the_turns_of_a_session_are_one_session_and_no_others(client: str)
     assert mine != theirs
 
 
-@pytest.fingerprint.parametrize("client", [client for client in CLIENTS if client not in REWRITING])
+@pytest.mark.parametrize("client", [client for client in CLIENTS if client not in REWRITING])
 async def test_turns_that_only_append_are_told_so(client: str) -> None:
     for landed in await play_two(client):
         main = [step for request, _, step in landed if request.kind == "main"]
@@ -73,7 +73,7 @@ async def test_turns_that_only_append_are_told_so(client: str) -> None:
         assert all(step.base > before.depth for before, step in pairwise(main[:-1]))
 
 
-@pytest.fingerprint.parametrize("client", NAMED)
+@pytest.mark.parametrize("client", NAMED)
 async def test_a_clients_own_compaction_stays_in_the_session_that_it_names(client: str) -> None:
     for landed in await play_two(client):
         kinds = {kind: {session for request, session, _ in landed if request.kind == kind} for kind in ("main", "side")}
@@ -83,7 +83,7 @@ async def test_a_clients_own_compaction_stays_in_the_session_that_it_names(clien
         assert kinds["side"] in (set(), kinds["main"])
 
 
-@pytest.fingerprint.parametrize("client", ["qwen-code"])
+@pytest.mark.parametrize("client", ["qwen-code"])
 async def test_a_compaction_call_without_a_name_is_found_by_the_answers_before_it(client: str) -> None:
     for landed in await play_two(client):
         (session,) = {session for request, session, _ in landed[:-1]}
@@ -91,7 +91,7 @@ async def test_a_compaction_call_without_a_name_is_found_by_the_answers_before_i
         assert landed[-1][1] != session  # nothing in it was ever an answer: a conversation found twice
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     ("client", "parent", "child"),
     [
         ("opencode", "x-session-id:s1", "x-session-id:s1-sub"),
@@ -108,7 +108,7 @@ async def test_a_subagent_has_a_session_of_its_own_and_says_whose_it_is(client: 
     assert {session for request, session, _ in landed if request.kind == "main"} == {name(client, parent)}
 
 
-@pytest.fingerprint.parametrize("client", ["opencode", "claude-code"])
+@pytest.mark.parametrize("client", ["opencode", "claude-code"])
 async def test_a_title_is_beside_the_conversation(client: str) -> None:
     landed = await Setup().send_all(*turns(client))
     assert [step.is_side for request, _, step in landed if request.kind == "side"] == [True]
@@ -121,7 +121,7 @@ async def test_a_call_by_which_codex_compacts_is_beside_the_conversation() -> No
     assert not any(step.is_side for request, _, step in landed if request.kind == "main")
 
 
-@pytest.fingerprint.parametrize(("client", "key"), [("claude-code", "system"), ("codex", "instructions")])
+@pytest.mark.parametrize(("client", "key"), [("claude-code", "system"), ("codex", "instructions")])
 async def test_a_call_under_other_orders_is_beside_the_conversation(client: str, key: str) -> None:
     setup, main = Setup(), [request for request in turns(client) if request.kind == "main"]
     session, _ = await setup.send(main[0])
@@ -199,7 +199,7 @@ def ask(input: object, answer: Said, **fields: object) -> Request:
 LOOKED, SAID = Said("I will look.", "call_one_a", {}), Said("It is there.", "call_two_b", {})
 
 
-@pytest.fingerprint.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_restarted", [False, True])
 async def test_a_request_goes_on_from_the_stored_answer_that_it_names(*, is_restarted: bool) -> None:
     setup = Setup()
     first, _ = await setup.send(ask("hi", LOOKED))
@@ -214,7 +214,7 @@ async def test_a_request_goes_on_from_the_stored_answer_that_it_names(*, is_rest
     assert (other != first, step.relation) == (True, "root")
 
 
-@pytest.fingerprint.parametrize("previous", ["resp_unknown", "", "\ud800", "x" * 10_000, 7, None])
+@pytest.mark.parametrize("previous", ["resp_unknown", "", "\ud800", "x" * 10_000, 7, None])
 async def test_a_stored_answer_that_is_not_known_is_a_root(previous: object) -> None:
     setup = Setup()
     first, _ = await setup.send(ask("hi", LOOKED))
@@ -222,7 +222,7 @@ async def test_a_stored_answer_that_is_not_known_is_a_root(previous: object) -> 
     assert (session != first, step.relation) == (True, "root")
 
 
-@pytest.fingerprint.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_restarted", [False, True])
 async def test_ids_stand_for_the_items_that_are_stored(*, is_restarted: bool) -> None:
     setup = Setup()
     mine, theirs = turns("vercel-ai-responses", "s1"), turns("vercel-ai-responses", "s2")

@@ -210,8 +210,8 @@ def _who(call: Call) -> tuple[str, str, str]:
     return call.asking.tenant, call.asking.name, call.asking.system
 
 
-@pytest.fingerprint.no_cover
-@pytest.fingerprint.parametrize(
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
     ("machine", "count"),
     [(Conversations, 30), (ItemConversations, 15), (BlockConversations, 15), (KeptConversations, 8)],
 )

@@ -45,7 +45,7 @@ NAMED = split(b'{"litellm_session_id":"v","session_id":"w"}')
 UNNAMED = split(b'{"model":"m"}')
 
 
-@pytest.fingerprint.parametrize("first", range(len(IN_ORDER)))
+@pytest.mark.parametrize("first", range(len(IN_ORDER)))
 def test_the_first_name_in_the_order_of_the_protocol_counts(first: int) -> None:
     left = IN_ORDER[first:]
     headers: Headers = tuple((name, b"v") for name, _ in reversed(left) if name != b"body")
@@ -58,7 +58,7 @@ def test_a_body_names_its_session_by_either_member() -> None:
     assert read_body_id(ClientId(), split(b'{"litellm_session_id":"","session_id":"w"}')).family == "session_id:w"
 
 
-@pytest.fingerprint.parametrize("value", [b"null", b"7", b'""', b"{}", b'"\\ud800"', b'["w"]', b'"\xff"'])
+@pytest.mark.parametrize("value", [b"null", b"7", b'""', b"{}", b'"\\ud800"', b'["w"]', b'"\xff"'])
 def test_what_is_no_text_names_nothing_and_harms_nothing(value: bytes) -> None:
     assert read_body_id(ClientId(), split(b'{"session_id":' + value + b"}")).family == ""
     assert parse_json_string(value) == ""
@@ -69,7 +69,7 @@ def test_an_agent_of_claude_code_is_a_family_of_its_own() -> None:
     assert NAMING.read(headers).family == "claude-code:s:a"
 
 
-@pytest.fingerprint.parametrize("name", [b"user", b"prompt-cache-key", b"x-request-id", b"x-session"])
+@pytest.mark.parametrize("name", [b"user", b"prompt-cache-key", b"x-request-id", b"x-session"])
 def test_other_fields_name_no_conversation(name: bytes) -> None:
     body = split(b'{"user":"u","safety_identifier":"s","prompt_cache_key":"k"}')
     assert read_body_id(NAMING.read(((name, b"v"),)), body).family == ""
@@ -121,7 +121,7 @@ CHILDREN: list[tuple[Headers, Headers]] = [
 ]
 
 
-@pytest.fingerprint.parametrize(("child", "parent"), CHILDREN)
+@pytest.mark.parametrize(("child", "parent"), CHILDREN)
 def test_a_session_knows_the_one_whose_agent_started_it(child: Headers, parent: Headers) -> None:
     started = make_session(b"t" * 16, "main", NAMING.read(child), "x1")
     starter = make_session(b"t" * 16, "main", NAMING.read(parent), "x2")
@@ -129,13 +129,13 @@ def test_a_session_knows_the_one_whose_agent_started_it(child: Headers, parent: 
     assert starter.parent == ""
 
 
-@pytest.fingerprint.parametrize("name", [b"x-session-id", b"thread-id"])
+@pytest.mark.parametrize("name", [b"x-session-id", b"thread-id"])
 def test_nobody_is_their_own_parent(name: bytes) -> None:
     headers: Headers = ((name, b"a"), (b"x-parent-session-id", b"a"), (b"x-codex-parent-thread-id", b"a"))
     assert NAMING.read(headers).parent == ""
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     ("raw", "family"),
     [
         (b'"conv_1"', "conversation:conv_1"),
@@ -209,21 +209,19 @@ def test_a_renewed_token_of_the_same_subject_is_the_same_tenant() -> None:
     assert one.token != two.token
 
 
-@pytest.fingerprint.parametrize("change", [{"iss": "j"}, {"sub": "t"}, {"aud": "b"}, {"aud": ["a"]}])
+@pytest.mark.parametrize("change", [{"iss": "j"}, {"sub": "t"}, {"aud": "b"}, {"aud": ["a"]}])
 def test_another_subject_is_another_tenant(change: dict[str, object]) -> None:
     claims: dict[str, object] = {"iss": "i", "sub": "s", "aud": "a"}
     assert make().identify(bear(forge(**claims))).tenant != make().identify(bear(forge(**claims | change))).tenant
 
 
-@pytest.fingerprint.parametrize(
-    "token", ["eyJ.eyJ.x", "a.b.c", forge(sub="s"), forge(iss="i"), "a.ey=.c", "..", "e.eyWw.s"]
-)
+@pytest.mark.parametrize("token", ["eyJ.eyJ.x", "a.b.c", forge(sub="s"), forge(iss="i"), "a.ey=.c", "..", "e.eyWw.s"])
 def test_what_is_no_token_of_a_subject_is_its_own_tenant(token: str) -> None:
     caller = make().identify(bear(token))
     assert caller.tenant == caller.token
 
 
-@pytest.fingerprint.parametrize("unsaid", [{"iss": None}, {"sub": None}, {"iss": ""}, {"sub": ""}])
+@pytest.mark.parametrize("unsaid", [{"iss": None}, {"sub": None}, {"iss": ""}, {"sub": ""}])
 def test_a_token_that_leaves_open_whose_it_is_is_its_own_tenant(unsaid: dict[str, object]) -> None:
     caller = make().identify(bear(forge(**{"iss": "i", "sub": "s"} | unsaid)))
     assert caller.tenant == caller.token

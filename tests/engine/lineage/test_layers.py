@@ -19,7 +19,7 @@ def list_layers(system: bytes = b"system", **members: Any) -> dict[str, bytes]:
     return {name: layers[at * LAYER_SIZE : (at + 1) * LAYER_SIZE] for at, name in enumerate(LAYERS)}
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     ("layer", "members"),
     [
         ("tools", {"tools": [{"type": "function"}]}),

@@ -56,7 +56,7 @@ def test_the_same_history_of_a_conversation_that_is_under_way_is_no_other_conver
     assert setup.place(*UNDER_WAY).session == first.session  # it may have gone on
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     "history",
     [
         (HI, bot("a", STRONG), user("q")),
@@ -301,7 +301,7 @@ SIDES = [
 ]
 
 
-@pytest.fingerprint.parametrize(("changes", "fields", "chain", "is_side"), SIDES)
+@pytest.mark.parametrize(("changes", "fields", "chain", "is_side"), SIDES)
 def test_signs_of_a_call_beside_the_conversation(
     setup: Setup, changes: dict[str, object], fields: dict[str, int], chain: tuple[Item, ...], *, is_side: bool
 ) -> None:
@@ -395,7 +395,7 @@ def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(setup: Se
     assert setup.place(HI, THERE, MORE, SO, THEN).session == other.session
 
 
-@pytest.fingerprint.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
+@pytest.mark.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
 def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(setup: Setup, item: Item) -> None:
     first = setup.place(HI, answer=item)
     after = setup.place(user("sum", 600), item, MORE)
@@ -403,7 +403,7 @@ def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(setup: Setup
     assert setup.place(user("sum", 600), item, MORE).session == first.session  # nothing was answered yet
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     "item",
     [
         bot("short", weight=39),
@@ -416,7 +416,7 @@ def test_short_texts_and_ids_that_are_counted_up_tell_nothing(setup: Setup, item
     assert not name_answer(item, "", first.session) and not list_shown_fingerprints(setup.ask(item))
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     "call", [STRONG, "D681PevKs", "365174485", "call_s1_1", "toolu_01A09q90qw90lq917835lq9", "DkQpXWvsR"]
 )
 def test_ids_that_are_drawn_are_names(call: str) -> None:
@@ -499,7 +499,7 @@ NOT_COMPACTED = {
 }
 
 
-@pytest.fingerprint.parametrize("chain", COMPACTED.values(), ids=COMPACTED)
+@pytest.mark.parametrize("chain", COMPACTED.values(), ids=COMPACTED)
 def test_a_shorter_history_with_a_long_new_text_is_a_compaction(setup: Setup, chain: tuple[Item, ...]) -> None:
     talk(setup)
     step = setup.place(*chain, name="n").lineage
@@ -508,7 +508,7 @@ def test_a_shorter_history_with_a_long_new_text_is_a_compaction(setup: Setup, ch
     assert setup.place(*chain, THERE, user("on"), name="n").lineage.relation == "append"
 
 
-@pytest.fingerprint.parametrize(("chain", "relation"), NOT_COMPACTED.values(), ids=NOT_COMPACTED)
+@pytest.mark.parametrize(("chain", "relation"), NOT_COMPACTED.values(), ids=NOT_COMPACTED)
 def test_an_edit_or_a_rewind_is_none(setup: Setup, chain: tuple[Item, ...], relation: str) -> None:
     talk(setup)
     assert setup.place(*chain, name="n").lineage.relation == relation
@@ -528,7 +528,7 @@ def test_a_turn_after_one_that_was_not_answered_is_none(setup: Setup) -> None:
     assert setup.place(HI, PASTE, name="n").lineage.relation == "append"
 
 
-@pytest.fingerprint.parametrize("chain", [(SUMMARY,), (HI, SUMMARY)])
+@pytest.mark.parametrize("chain", [(SUMMARY,), (HI, SUMMARY)])
 def test_a_call_beside_the_conversation_is_none(setup: Setup, chain: tuple[Item, ...]) -> None:
     talk(setup)
     titles = replace(MAIN, system=b"titles", has_tools=False)
@@ -571,7 +571,7 @@ def test_retries_and_side_calls_do_not_change_that_a_tail_is_volatile(setup: Set
     assert setup.place(*history, FILE, OK, user("task 5"), REMINDER, name="n").lineage.relation == "volatile"
 
 
-@pytest.fingerprint.parametrize("is_edit", [False, True])
+@pytest.mark.parametrize("is_edit", [False, True])
 def test_what_a_person_says_again_otherwise_is_a_branch_however_often(setup: Setup, *, is_edit: bool) -> None:
     history = [HI, THERE, MORE, SO] if is_edit else []
     setup.place(*history, user("first"), name="n")

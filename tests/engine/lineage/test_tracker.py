@@ -63,7 +63,7 @@ async def test_an_answer_that_was_given_before_is_not_told_again() -> None:
     assert [len(reply.nodes) for reply in setup.engine.archive.of(Reply)] == [1, 0]
 
 
-@pytest.fingerprint.parametrize("fields", [{"status": 429}, {"status": 500}, {"ending": "cut"}])
+@pytest.mark.parametrize("fields", [{"status": 429}, {"status": 500}, {"ending": "cut"}])
 async def test_a_call_that_came_to_nothing_is_tried_again(fields: dict[str, Any]) -> None:
     setup = Setup()
     await setup.send(user("hi"), **fields)
@@ -134,7 +134,7 @@ async def test_a_rotated_credential_is_known_again_after_a_restart() -> None:
     assert [adoption.origin for adoption in setup.adoptions] == [first]
 
 
-@pytest.fingerprint.parametrize("chain", [CHAIN, (user("x"), bot("other"), user("b"), bot(SHORT))])
+@pytest.mark.parametrize("chain", [CHAIN, (user("x"), bot("other"), user("b"), bot(SHORT))])
 async def test_nothing_is_adopted_from_too_short_a_chain_or_a_strangers(chain: tuple[Message, ...]) -> None:
     setup = Setup()
     await setup.send(user("a"))
@@ -144,7 +144,7 @@ async def test_nothing_is_adopted_from_too_short_a_chain_or_a_strangers(chain: t
     assert setup.adoptions == []
 
 
-@pytest.fingerprint.parametrize("messages", [[], [user("hi")]])
+@pytest.mark.parametrize("messages", [[], [user("hi")]])
 async def test_a_mark_stands_at_a_node_of_its_session(messages: list[Message]) -> None:
     setup = Setup()
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}

@@ -12,7 +12,7 @@ from tests.engine.lineage.talk import CHAIN, KEEP, SHORT, Message, Setup, bot, u
 from tests.support.engine import wait_out
 
 
-@pytest.fingerprint.parametrize("name", ["", "n"])
+@pytest.mark.parametrize("name", ["", "n"])
 async def test_a_conversation_goes_on_after_a_restart(name: str) -> None:
     setup = Setup()
     await setup.send(user("a"), name=name)

@@ -75,7 +75,7 @@ _records: st.SearchStrategy[Record] = st.one_of(
     st.builds(make_outcome, _texts, received=_bytes, whole=_bytes, headers=_headers, error=_texts),
     st.builds(make_trailer, st.integers(0, 9), _bytes),
     st.builds(make_reading, _texts, answer=_bytes, usage=_usages, finish=_texts, error=_texts),
-    st.builds(make_step, _texts, _nodes, tip=_bytes, relation=st.sampled_from(get_args(Relation)), marks=_marks),
+    st.builds(make_step, _texts, _nodes, tip=_bytes, relation=st.sampled_from(get_args(Relation)), fingerprints=_marks),
     st.builds(make_reply, _texts, _nodes, _marks, k=st.integers(0, 9)),
     st.builds(Adoption, _texts, _texts, _bytes, st.integers(0, 2**40)),
     st.builds(make_epoch, _texts, st.lists(_bytes), _originals, view=_texts, parent=_texts, edits=_bytes),

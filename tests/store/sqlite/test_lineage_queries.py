@@ -130,7 +130,7 @@ async def take_turns(archive: SqliteArchive, count: int) -> None:
     marks = [CallFingerprint(name, chain[1].node, b"f" * 16) for name in NAMES]
     for i in range(count):
         key, key_of_other = make_key(f"n{i}"), make_key(f"o{i}", OTHER_TENANT)
-        archive.append(make_opening(f"e{i}", key=key), make_step(f"e{i}", chain, marks=marks), is_urgent=False)
+        archive.append(make_opening(f"e{i}", key=key), make_step(f"e{i}", chain, fingerprints=marks), is_urgent=False)
         archive.append(make_opening(f"o{i}", key=key_of_other), make_step(f"o{i}", other), is_urgent=False)
 
 
@@ -140,7 +140,7 @@ async def test_sessions_that_take_turns_without_end_are_given_up_whatever_is_ask
     archive = open_archive(durability="normal")
     mine, clean = make_key("mine", OTHER_TENANT), make_chain("x", "!y")
     marks = [CallFingerprint("call:mine", clean[1].node, b"f" * 16)]
-    archive.append(make_opening("m1", key=mine), make_step("m1", clean, marks=marks))
+    archive.append(make_opening("m1", key=mine), make_step("m1", clean, fingerprints=marks))
     await take_turns(archive, 400)
     await archive.close()
     connection = connect_reader(policy.path)

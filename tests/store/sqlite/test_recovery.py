@@ -45,7 +45,7 @@ from pathlib import Path
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from tests.store.samples import (
-    make_chain, make_epoch, make_mark, make_opening, make_outcome, make_pin, make_plan, make_reply, make_round,
+    make_chain, make_epoch, make_fingerprint, make_opening, make_outcome, make_pin, make_plan, make_reply, make_round,
     make_step,
 )
 
@@ -73,7 +73,7 @@ async def main():
     for i in range(30):
         asked, answer = make_chain(f"{i}", f"!{i}")
         opening, step = make_opening(f"e{i}"), make_step(f"e{i}", [asked])
-        replies = [make_reply(f"e{i}", [answer], [make_mark(f"call:{i}", answer)])] if i % 5 == 0 else []
+        replies = [make_reply(f"e{i}", [answer], [make_fingerprint(f"call:{i}", answer)])] if i % 5 == 0 else []
         managed = [make_epoch(f"p{i}"), make_plan(f"e{i}", epoch=f"p{i}", owed=i + 0.5), make_pin(asked.node)]
         stored = archive.append(opening, step, make_round(f"e{i}"), make_outcome(f"e{i}"), *replies, *managed)
         assert stored.result() is True
@@ -108,7 +108,7 @@ async def check_all_there(archive: SqliteArchive | SqliteReader) -> None:
     assert context.epochs == tuple(make_epoch(f"p{i}") for i in range(30))
     assert (len(context.pins), context.owed) == (30, (("gpt-4o", 29.5),))
     (stored,) = await archive.recall((), ("call:25",), make_key("new"))
-    assert (len(stored.nodes), len(stored.marks)) == (36, 6)
+    assert (len(stored.nodes), len(stored.fingerprints)) == (36, 6)
     assert (await archive.verify()).faults == ()
 
 

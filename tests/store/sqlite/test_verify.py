@@ -33,9 +33,9 @@ from tests.store.samples import (
     make_chain,
     make_condensed,
     make_epoch,
+    make_fingerprint,
     make_key,
     make_leaf,
-    make_mark,
     make_memory_order,
     make_opening,
     make_original,
@@ -78,8 +78,8 @@ def write_calls(archive: SqliteArchive) -> None:
     archive.append(make_opening("e4", body, key=OTHER), make_round("e4", 0, make_manifest(b"x")))
     archive.append(make_opening("e6", chain_body([])))
     for i in range(3):
-        marks = [make_mark(f"call:{i}", CHAIN[0])]
-        archive.append(make_step(f"e{i}", CHAIN[2 * i : 2 * i + 1], base=2 * i, marks=marks))
+        marks = [make_fingerprint(f"call:{i}", CHAIN[0])]
+        archive.append(make_step(f"e{i}", CHAIN[2 * i : 2 * i + 1], base=2 * i, fingerprints=marks))
         archive.append(make_reply(f"e{i}", CHAIN[2 * i + 1 : 2 * i + 2]))
     archive.append(make_step("e4", make_chain("a", parent=CHAIN[5].node)), make_step("e3"))
     archive.append(Adoption(OTHER.id, make_key().id, CHAIN[3].node, 7))
@@ -378,7 +378,9 @@ def test_where_there_is_no_log_that_is_said(tmp_path: Path) -> None:
 async def test_trees_that_hang_on_each_other_are_sound(open_archive: Opener, policy: StorePolicy) -> None:
     archive = open_archive()
     chain = make_chain("a", "!b", "c")
-    archive.append(make_opening("e1"), make_step("e1", chain), make_reply("e1", chain, [make_mark("call:1", chain[1])]))
+    archive.append(
+        make_opening("e1"), make_step("e1", chain), make_reply("e1", chain, [make_fingerprint("call:1", chain[1])])
+    )
     later = make_chain("d", parent=chain[1].node)
     archive.append(make_opening("e2", key=make_key("b")), make_step("e2", later), make_reply("e2", [], []))
     assert await archive.append(make_opening("e3", key=make_key("b")), make_step("e3", tip=chain[1].node))

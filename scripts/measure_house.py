@@ -51,6 +51,9 @@ FEATURES = (
 )
 # The files that carry any call, whatever is switched on.
 CALL_PATH = (
+    "proxy/engine/call/calls.py",
+    "proxy/engine/call/counting.py",
+    "proxy/engine/call/unread.py",
     "proxy/engine/exchange.py",
     "proxy/engine/relay.py",
     "proxy/engine/request_resolver.py",

@@ -222,7 +222,7 @@ async def test_a_credential_of_another_provider_passes_and_is_told(tmp_path: Pat
             request = ClientRequest("POST", b"/v1/chat/completions", fields, body)
             await engine.exchanges.carry(request, "chat_completions", client)
             assert client.status == 200 and dict(upstream.headers)[b"authorization"] == fields[1][1]
-        assert engine.exchanges.misplaced.found == {MisplacedKey("openai", "OpenAI", "Anthropic")}
+        assert engine.exchanges.calls.misplaced.found == {MisplacedKey("openai", "OpenAI", "Anthropic")}
         await engine.tasks.finish(LIMIT)
     finally:
         await engine.close()

@@ -23,6 +23,7 @@ from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.stages.order import order_stages
+from proxy.engine.stages.stage import Stage
 from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event
@@ -481,10 +482,11 @@ class Engine:
         card: Card | None = None,
         run: Run | None = None,
         nudges: NudgePolicy | None = None,
+        stages: Sequence[Stage] = (),
     ) -> None:
         """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own.
 
-        Models recall by `run`, or not at all.
+        Models recall by `run`, or not at all. `stages` follow those of the product.
         """
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream = upstream or ScriptedUpstream()
@@ -514,7 +516,7 @@ class Engine:
         parts = self.controller.states, self.lineage
         recall = RecallRounds(run, *parts, bus=self.bus, max_hops=4, record_cap=1 << 26) if run is not None else None
         policy = replace(policy, own_keys=own_keys)
-        stages = order_stages(
+        own_stages = order_stages(
             self.controller.states,
             recall=recall,
             histories=build_histories(
@@ -528,7 +530,7 @@ class Engine:
             ),
         )
         calls = Calls(policy, self.relay, self.tasks)
-        self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, stages)
+        self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, [*own_stages, *stages])
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
         """A call in a task of its own, as the server has one for each."""

@@ -57,7 +57,7 @@ class Stage:
         """Note that the client has its response, or that it was refused."""
 
     async def leave(self, call: Call) -> None:
-        """Undo what `arrive` did, however the call ended. Also called if a stage behind refused it."""
+        """Undo what `arrive` did, however the call ended. Where a stage refused it, `arrive` may not have run."""
 
     def forget(self, session: str) -> None:
         """Ask the log for what it has of a session when that is needed next."""

@@ -36,6 +36,7 @@ FEATURES = (
     "proxy/engine/memory/*",
     "proxy/engine/recall/*",
     "proxy/engine/turns/*",
+    "proxy/lab/*",
     "proxy/read/dialogue*",
     "proxy/read/memory*",
     "proxy/retrieval/*",

@@ -85,15 +85,16 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 574_432, 331_749
+MOST_TOKENS, MOST_CORE_TOKENS = 574_346, 331_749
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_232,
     "proxy/cli": 34_714,
     "proxy/config": 6_131,
     "proxy/context": 74_316,
-    "proxy/demo": 6_652,
-    "proxy/doctor": 4_914,
-    "proxy/engine": 179_932,
+    "proxy/demo": 6_067,
+    "proxy/doctor": 6_629,
+    "proxy/engine": 177_767,
+    "proxy/lab": 1_329,
     "proxy/model": 13_062,
     "proxy/read": 26_574,
     "proxy/retrieval": 12_287,
@@ -102,7 +103,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/store": 59_589,
     "proxy/telemetry": 8_470,
     "proxy/transcripts": 9_702,
-    "proxy/trial": 8_852,
+    "proxy/trial": 8_472,
     "proxy/upstream": 13_953,
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,

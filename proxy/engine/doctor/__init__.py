@@ -1,1 +1,1 @@
-"""What `palimpsest doctor` finds: findings as values, the judgements that make them, and a rehearsed session."""
+"""What `palimpsest doctor` finds: findings as values, and the judgements that make them."""

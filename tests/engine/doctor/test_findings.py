@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
+from proxy.doctor.rehearsal import Rehearsal, judge_passing, judge_rehearsal
 from proxy.engine.doctor.findings import (
     Finding,
     ServerFacts,
@@ -25,7 +26,6 @@ from proxy.engine.doctor.findings import (
     judge_window,
     list_clients,
 )
-from proxy.engine.doctor.rehearsal import Rehearsal, judge_passing, judge_rehearsal
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 

@@ -99,7 +99,7 @@ def test_every_command_is_told() -> None:
 
 def test_every_path_of_our_own_or_read_by_us_is_told() -> None:
     managed = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-    assert [path for path in managed if f"`{path}`" not in PAGES["how-it-works"]] == []
+    assert [path for path in managed if f"`{path}`" not in PAGES["reference"]] == []
     for path in ("/-/", "/-/live", "/-/ready", "/-/metrics", *list_api()):
         assert f"`{path}`" in PAGES["api"]
 
@@ -130,8 +130,8 @@ def list_api() -> list[str]:
 
 def test_what_is_taken_from_requests_is_told() -> None:
     for name in ("Connection", "Keep-Alive", "Proxy-*", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Expect"):
-        assert f"`{name}`" in PAGES["how-it-works"]
-    assert f"`{OWN_PREFIX.decode()}*`" in PAGES["how-it-works"]
+        assert f"`{name}`" in PAGES["reference"]
+    assert f"`{OWN_PREFIX.decode()}*`" in PAGES["reference"]
 
 
 def test_the_glossary_fits_on_a_screen_and_explains_each_term_once() -> None:
@@ -156,6 +156,13 @@ def test_files_that_a_document_names_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     named = re.findall(r"`([\w./-]+\.(?:md|toml|yaml|lock|py))`", text)
     assert [file for file in named if not (ROOT / file).exists() and not (ROOT / "proxy" / file).exists()] == []
+
+
+def test_benchmarks_that_a_document_names_exist() -> None:
+    texts = (README, *PAGES.values(), (ROOT / "benchmarks" / "README.md").read_text())
+    named = {name for text in texts for name in re.findall(r"\bbenchmarks\.(\w+)", text)}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / "benchmarks" / f"{name}.py").exists()] == []
 
 
 def test_sections_that_a_document_names_exist() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
-from proxy.engine.ports import Clock, RequestBody
+from proxy.engine.ports import Clock, RequestBody, Upstream
 from proxy.engine.response_stream import LocalClient, WholeResponse
 from proxy.engine.turns.calls import make_request
 from proxy.model.exchange import Headers
@@ -66,26 +66,34 @@ class ScriptedUpstream:
 
 
 @contextmanager
-def serve_upstream(upstream: ScriptedUpstream) -> Iterator[str]:
-    """Serve an upstream on a free port of the loopback, in a thread, for a `with` block. Yields its base URL."""
+def serve_application(app: ASGIApp) -> Iterator[int]:
+    """Serve an application on a free port of the loopback, in a thread, for a `with` block. Yields the port."""
+    config = uvicorn.Config(app, port=0, log_config=None, ws="none", lifespan="off", timeout_graceful_shutdown=1)
+    server, listener = uvicorn.Server(config), config.bind_socket()
+    listener.listen()  # so that who asks at once waits, and is not refused
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(_JOIN_SECONDS)
+        listener.close()
+
+
+@contextmanager
+def serve_upstream(upstream: Upstream) -> Iterator[str]:
+    """Serve an upstream as an application. Yields its base URL."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         sent = (request.method, request.url.path.encode(), tuple(request.headers.raw), await request.body())
         response = await upstream.send(*sent)
-        await Response(await response.read(), response.status, media_type="application/json")(scope, receive, send)
+        fields = {name.decode(): value.decode() for name, value in response.headers}
+        await Response(await response.read(), response.status, fields)(scope, receive, send)
 
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, ws="none", lifespan="off")
-    config.timeout_graceful_shutdown = 1
-    server, listener = uvicorn.Server(config), config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join(_JOIN_SECONDS)
-        listener.close()
+    with serve_application(app) as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 @asynccontextmanager

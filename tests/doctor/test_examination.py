@@ -20,11 +20,11 @@ from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_
 from proxy.engine.doctor.findings import Finding
 from proxy.engine.lineage.misplaced_keys import MisplacedKey
 from proxy.engine.response_stream import WholeResponse
-from proxy.lab.upstream import ScriptedCall, make_call, open_engine
+from proxy.lab.upstream import ScriptedCall, make_call, open_engine, serve_application
 from proxy.model.exchange import Headers
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.wire import CHAT
-from tests.journeys.provider import run_application, run_provider
+from tests.journeys.provider import run_provider
 from tests.store.samples import make_key, make_opening, make_outcome, make_round
 
 UPSTREAM = {"name": "main", "base_url": "http://127.0.0.1:9/v1"}
@@ -144,7 +144,7 @@ def address() -> Iterator[str]:
         return JSONResponse({"usage": {"prompt_tokens": 1000, "completion_tokens": 100}})
 
     routes = [Route("/v1/models", models), Route("/v1/chat/completions", complete, methods=["POST"])]
-    with run_application(Starlette(routes=routes)) as port:
+    with serve_application(Starlette(routes=routes)) as port:
         yield f"http://127.0.0.1:{port}/v1"
 
 

@@ -21,7 +21,13 @@ from proxy.assembly import measure
 from proxy.config import Settings, make_settings, read_environment
 from proxy.doctor.rehearsal import Rehearsal, answer, judge_passing, judge_rehearsal, play
 from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models, list_upstreams
-from proxy.engine.doctor.findings import (
+from proxy.engine.policy import choose_upstream
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import ScriptedCall, open_engine
+from proxy.model.card import LimitKey
+from proxy.model.errors import ProxyError
+from proxy.model.exchange import Headers, Usage
+from proxy.read.findings import (
     MISPLACED,
     Diagnosis,
     Finding,
@@ -33,12 +39,6 @@ from proxy.engine.doctor.findings import (
     judge_server,
     judge_upstream,
 )
-from proxy.engine.policy import choose_upstream
-from proxy.engine.response_stream import WholeResponse
-from proxy.lab.upstream import ScriptedCall, open_engine
-from proxy.model.card import LimitKey
-from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers, Usage
 from proxy.read.savings import SavingsInputs
 from proxy.running import find_server, read_admin_token
 from proxy.upstream.client import fetch

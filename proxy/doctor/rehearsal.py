@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from proxy.assembly import Engine
-from proxy.engine.doctor.findings import Facts, Finding, State
 from proxy.engine.response_stream import LocalClient, WholeResponse
 from proxy.lab.session import ScriptedAgent, ScriptedStep
 from proxy.lab.upstream import ScriptedCall, make_call
 from proxy.model.exchange import Headers, Usage
+from proxy.read.findings import Facts, Finding, State
 from proxy.wire import FORMATS, OWN_FORMAT
 from proxy.wire.body import split_body
 from proxy.wire.format import Format

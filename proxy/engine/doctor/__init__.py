@@ -1,1 +1,0 @@
-"""What `palimpsest doctor` finds: findings as values, and the judgements that make them."""

@@ -109,7 +109,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/wire": 62_131,
     "proxy/worker": 7_128,
 }
-MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 43, "view": 32}
+MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 44, "view": 32}
 MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 143, 39
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})

@@ -1,0 +1,1 @@
+"""Features of a call, one file for each."""

@@ -250,6 +250,7 @@ class ModelCaller:
         self.bus, self.clock, self.tasks = self.relay.bus, self.relay.clock, self.relay.bus.tasks
         self.health = ModelHealth(self.limits, self.models, self.bus, self.clock)
         self.time_limit_seconds = self.limits.time_limit_seconds
+        self.running: list[str] = []  # the sessions of the calls under way
 
     async def call(self, asked: ModelCall, *, is_manual: bool = False) -> ModelResponse | FailedCall:
         """Send a call if it may be made, and wait for its response up to the time limit.
@@ -266,6 +267,7 @@ class ModelCaller:
         expected = budget.price(*asked.names, asked.expected)
         budget.reserve(asked.payer, expected)
         self.health.breakers.record_start(*asked.names, now)
+        self.running.append(asked.session.id)
         id = self.ids.next_exchange() if asked.repeats is None else asked.repeats[0]
         call = RunningCall(asked, id, now, lambda: task.cancel())
         task = self.tasks.spawn(self._carry(call))
@@ -282,6 +284,7 @@ class ModelCaller:
             outcome = outcome or _fail(call, f"the response could not be read: {problems[0]!r}", status=0)
         finally:
             call.stop()
+            self.running.remove(asked.session.id)
             self._settle(call, outcome, expected)
         return outcome
 

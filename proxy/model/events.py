@@ -557,21 +557,6 @@ class AuxiliaryEnded(Event):
     made: int | None = None
 
 
-Verdict = Literal["same", "arguments", "text", "other", "uncompared"]
-"""How two answers compare: the same calls; the same tools with other arguments; other words, and no call in either;
-other tools, or a call in one of them only. `uncompared`: one of them failed, or is not whole."""
-
-
-class ShadowEnded(Event):
-    """The client's own request was sent behind a call of a client, `exchange`, and the answers were compared."""
-
-    exchange: str
-    session: str
-    upstream: str
-    model: str
-    verdict: Verdict
-
-
 class SummaryWasted(Event):
     """A summary was paid for and never used. `cost` is that of its calls, in tokens of uncached input.
 

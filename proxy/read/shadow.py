@@ -13,8 +13,7 @@ from proxy.context.pricing import Cost
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.models import PriceList
 from proxy.engine.ports import MOST_SHADOWS, LogReader
-from proxy.engine.stages.shadow import compare_answers, find_row_usage
-from proxy.model.events import Verdict
+from proxy.engine.stages.shadow import Verdict, compare_answers, find_row_usage
 from proxy.model.log import ShadowRow
 from proxy.wire import FORMATS
 

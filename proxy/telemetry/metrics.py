@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy import __version__
 from proxy.engine.runtime import EngineBus
+from proxy.engine.stages.shadow import ShadowEnded
 from proxy.model.events import (
     AgentNudgedEvent,
     AnswerRead,
@@ -35,7 +36,6 @@ from proxy.model.events import (
     RungFailedEvent,
     SessionIdleEvent,
     SessionsErased,
-    ShadowEnded,
     SilentOverflowSeen,
     SummaryAddedEvent,
     SummaryWasted,

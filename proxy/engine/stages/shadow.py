@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from proxy.context.loops.detection import name_call
 from proxy.context.pricing import Cost
@@ -26,7 +27,7 @@ from proxy.engine.response_reader import ReadResponse
 from proxy.engine.runtime import attempt
 from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.events import ExchangeRecorded, ShadowEnded, Verdict
+from proxy.model.events import Event, ExchangeRecorded
 from proxy.model.exchange import SUCCESS, SessionKey, Usage
 from proxy.model.log import SHADOW, AuxiliaryUsage, ShadowRow
 from proxy.model.lru import LruCache
@@ -45,6 +46,21 @@ _CUT |= {"pause_turn", "refusal", "failed", "incomplete", "cancelled"}
 _MCP = re.compile(rb'"mcp_servers"|"type"\s?:\s?"mcp(?:_toolset)?"')
 
 _log = logging.getLogger("palimpsest.shadow")
+
+
+Verdict = Literal["same", "arguments", "text", "other", "uncompared"]
+"""How two answers compare: the same calls; the same tools with other arguments; other words, and no call in either;
+other tools, or a call in one of them only. `uncompared`: one of them failed, or is not whole."""
+
+
+class ShadowEnded(Event):
+    """The client's own request was sent behind a call of a client, `exchange`, and the answers were compared."""
+
+    exchange: str
+    session: str
+    upstream: str
+    model: str
+    verdict: Verdict
 
 
 def is_drawn(exchange: str, fraction: float) -> bool:

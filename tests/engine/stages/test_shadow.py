@@ -12,10 +12,10 @@ from proxy.engine.erasing.live import LiveSessions
 from proxy.engine.models import PriceList
 from proxy.engine.policy import Provider, ShadowPolicy
 from proxy.engine.ports import RequestBody
-from proxy.engine.stages.shadow import ShadowCheck, compare_answers, find_used, is_drawn
+from proxy.engine.stages.shadow import ShadowCheck, ShadowEnded, compare_answers, find_used, is_drawn
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import NotFound, UpstreamUnreachable
-from proxy.model.events import ExchangeRecorded, ShadowEnded
+from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers, Opening, Usage
 from proxy.model.log import SHADOW
 from proxy.model.manifest import Manifest

@@ -89,7 +89,7 @@ def test_what_checks_of_shortened_calls_found_is_told_with_how_sure_it_is() -> N
         "The client's own request had the same answer in 60.0% (50.2% to 69.1%) of the calls that were checked, and"
         " called no other tool in 85.0% (76.7% to 90.7%). Sending 102 own requests cost $2.50."
     ) in lines
-    assert "m at openai   60.0% (50.2% to 69.1%)    60               20          5          15             2" in lines
+    assert "m at openai  60.0% (50.2% to 69.1%)    60               20           5          15             2" in lines
     assert any(line.startswith("0 to 10 messages") for line in lines)
     assert any(line.startswith("ffffffff ") and UNKNOWN in line for line in lines)
     assert lines[-1] == (

@@ -129,7 +129,7 @@ class ModelResponse:
     refusal: str = ""
     block: str = ""  # the raw message of the provider's own compaction
     codes: Sequence[bytes] = ()  # of the texts of which vectors were asked for
-    answer: bytes = b""  # all of it, as JSON
+    answer: bytes = b""  # all of it as JSON, to a client's own request
 
     @property
     def has_no_room_left(self) -> bool:
@@ -227,7 +227,7 @@ class RunningCall(LocalClient):
             raise ValueError(_TOO_LONG)
         return ModelResponse(
             *(said.text, said.finish, said.usage, seconds, said.is_tool_call, self.id, said.refusal, said.block),
-            answer=plain,
+            answer=plain if asked.repeats is not None else b"",
         )
 
 

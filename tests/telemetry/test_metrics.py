@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy import __version__
-from proxy.engine.stages.shadow import ShadowEnded
+from proxy.engine.stages.shadow import ShadowEnded, Verdict
 from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
     AgentNudgedEvent,
@@ -101,10 +101,11 @@ def test_calls_of_our_own_are_counted_apart() -> None:
 
 def test_checks_of_shortened_calls_are_told_apart_from_summaries() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
-    for id, verdict, cost in (("x1", "tool_call", 70.5), ("x2", "failed", 0.0)):
-        metrics.count(AuxiliaryEnded(f"{id}.shadow", "s", "openai", "m", verdict, cost, 3.0))
-    for compared in ("same", "same", "uncompared"):
-        metrics.count(ShadowEnded("x1", "s", "openai", "m", compared))
+    metrics.count(AuxiliaryEnded("x1.shadow", "s", "openai", "m", "tool_call", 70.5, 3.0))
+    metrics.count(AuxiliaryEnded("x2.shadow", "s", "openai", "m", "failed", 0.0, 3.0))
+    verdicts: tuple[Verdict, ...] = ("same", "same", "uncompared")
+    for verdict in verdicts:
+        metrics.count(ShadowEnded("x1", "s", "openai", "m", verdict))
     told = read(metrics)
     assert told["palimpsest_shadow_calls_total", (("upstream", "openai"), ("verdict", "tool_call"))] == 1
     assert told["palimpsest_shadow_tokens_total", ()] == 70.5

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from proxy.context.loops.detection import name_call
-from proxy.context.pricing import Cost
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.model_call import MOST_BYTES, ModelCall, ModelCaller, ModelResponse
@@ -53,6 +52,9 @@ Verdict = Literal["same", "arguments", "text", "other", "uncompared"]
 other tools, or a call in one of them only. `uncompared`: one of them failed, or is not whole."""
 
 
+NOT_COMPARED: Verdict = "uncompared"
+
+
 class ShadowEnded(Event):
     """The client's own request was sent behind a call of a client, `exchange`, and the answers were compared."""
 
@@ -66,7 +68,7 @@ class ShadowEnded(Event):
 def is_drawn(exchange: str, fraction: float) -> bool:
     """Return whether a call is one of the `fraction` that are checked. It depends on its id only."""
     number = int.from_bytes(hashlib.sha256(f"shadow {exchange}".encode()).digest()[: _BITS // 8])
-    return number < fraction * 2**_BITS
+    return number < fraction * (1 << _BITS)
 
 
 def is_whole(finish: str) -> bool:
@@ -80,7 +82,7 @@ def compare_answers(form: Format, finishes: Sequence[str], answers: Sequence[byt
     Calls count with their arguments, in any spelling and order. A call of our own tool counts for nothing.
     """
     if not all(answers) or not all(map(is_whole, finishes)):
-        return "uncompared"
+        return NOT_COMPARED
     (sent, said), (own, other) = [_read_answer(form, answer) for answer in answers]
     if not sent and not own:
         return "same" if said == other else "text"
@@ -179,27 +181,25 @@ class ShadowCheck:
 
     async def _send(self, event: ExchangeRecorded, asked: ModelCall, read: ReadResponse) -> None:
         """Make the call if it can be afforded, and tell how both answers compare."""
-        budget, cost = self._budget, Cost()
+        budget, verdict = self._budget, NOT_COMPARED
         expected = budget.price(*asked.names, asked.expected)
         if expected.money is None or budget.find_objection("", expected, is_manual=True):
             return
         budget.reserve("", expected)
+        cost = expected  # of a call that is cancelled
         try:
-            cost = expected  # of a call that is cancelled
             outcome = await self.caller.call(asked, is_manual=True)
-            is_answered = isinstance(outcome, ModelResponse)
-            status, usage = (0, outcome.usage) if is_answered else (outcome.status, None)
-            used = find_used(status, usage, asked.expected) if outcome.exchange else Usage()
+            if isinstance(outcome, ModelResponse):
+                finishes, answers = (read.answer.finish, outcome.finish), (read.plain, outcome.answer)
+                verdict = compare_answers(FORMATS[event.wire], finishes, answers)
+                used = find_used(0, outcome.usage, asked.expected)
+            else:
+                used = find_used(outcome.status, None, asked.expected) if outcome.exchange else Usage()
             cost = budget.price(*asked.names, used)
         finally:
             budget.settle("", event.exchange, expected, cost)
-        if not outcome.exchange:
-            return
-        verdict: Verdict = "uncompared"
-        if is_answered:
-            finishes, answers = (read.answer.finish, outcome.finish), (read.plain, outcome.answer)
-            verdict = compare_answers(FORMATS[event.wire], finishes, answers)
-        self.caller.bus.publish(ShadowEnded(event.exchange, event.session, *asked.names, verdict))
+        if outcome.exchange:
+            self.caller.bus.publish(ShadowEnded(event.exchange, event.session, *asked.names, verdict))
 
 
 def find_row_usage(row: ShadowRow) -> Usage:

@@ -370,9 +370,10 @@ def list_shadows(connection: sqlite3.Connection, since_ms: int, limit: int = MOS
     """Return what `LogReader.list_shadows` does."""
     rows = []
     for row in connection.execute(_SHADOWS, (since_ms, limit)):
-        client, output, *used, age, sent_finish, own_finish, sent, own = row[7:]
-        expected, answers = Usage(client, output), (sent or b"", own or b"")
-        rows.append(ShadowRow(*row[:7], Usage(*used), expected, age, (sent_finish, own_finish), answers))
+        exchange, session, n, wire, upstream, model, status, client, output, *used, age, cut, full, sent, own = row
+        usage, expected, answers = Usage(*used), Usage(client, output), (sent or b"", own or b"")
+        told = (wire, upstream, model, status, usage, expected, age, (cut, full), answers)
+        rows.append(ShadowRow(exchange, session, n, *told))
     return rows
 
 

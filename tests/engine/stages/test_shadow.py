@@ -319,7 +319,8 @@ async def test_with_its_session_the_call_is_erased() -> None:
     with pytest.raises(NotFound):
         await log.load_received(own, 0)
     found = await world.report()
-    assert (found.total.uncompared, found.total.agreement, found.total.money) == (1, None, pytest.approx(1.59e-5))
+    assert (found.total.uncompared, found.total.agreement) == (1, None)
+    assert found.total.money == pytest.approx(1.59e-5)
     assert (await log.verify()).faults == ()
     erasing.eraser.close()
 
@@ -341,10 +342,11 @@ async def test_a_session_that_is_checked_right_now_is_not_erased() -> None:
 
 async def test_a_call_that_is_recorded_in_part_is_not_sent_again() -> None:
     world = World(act(a=1), act(a=1))
-    load = world.shop.log.stored.load_manifest
+    load: Any = world.shop.log.stored.load_manifest
 
     async def load_part(exchange: str) -> Manifest:
-        return replace(await load(exchange), whole_digest=b"d" * 32)
+        whole: Manifest = await load(exchange)
+        return replace(whole, whole_digest=b"d" * 32)
 
     world.shop.log.stored.load_manifest = load_part
     await world.call()

@@ -34,14 +34,14 @@ ROOT = Path(__file__).parents[1]
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 590, 60, 405
 # Of modules: 160 held the first six steps; why a cache missed, bound reasoning, the ledger of steps and providers that
 # litellm calls came on top, then recall and search, and the strategies with their memory.
-MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 380, 150, 60, 0.1
+MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 381, 150, 60, 0.1
 # Packages may have 15 modules; these more.
 MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
     "proxy/context": 21,
     "proxy/model": 19,
-    "proxy/read": 16,
+    "proxy/read": 17,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {

@@ -10,6 +10,7 @@ from proxy.config import Settings
 from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
+from proxy.engine.background.jobs import BackgroundJobs
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.model_call import ModelCaller
@@ -74,17 +75,24 @@ def build_context(
     memory = SessionMemory(archive=archive, gate=relay.durability, clock=clock, texts=texts)
     caller = ModelCaller(own, policy, relay, caches, models, SystemIds())
     call_later = asyncio.get_running_loop().call_later
+    jobs = BackgroundJobs(
+        bus=bus,
+        models=models,
+        call_later=call_later,
+        leases=archive.make_leases(clock),
+        owner=SystemIds().next_exchange(),
+        lease_seconds=2 * own.time_limit_seconds,  # renewed before each call: after a kill it expires within two
+    )
     summaries = SummaryWorker(
         summarizer=Summarizer(caller, find_prompt_hook(settings), routes, archive.salt, texts),
         planner=planner,
         builder_policy=settings.builder_policy(),
         credentials=CredentialCache(clock, call_later),
-        leases=archive.make_leases(clock),
-        owner=SystemIds().next_exchange(),
+        jobs=jobs,
         remember=memory.remember,
     )
     snapshots = SnapshotMemory(memory=memory, worker=summaries, policy=settings.snapshot)
-    trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start, call_later=call_later)
+    trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start)
     states = StateReader(
         *(caches, models, bus, clock, Holdout(own.holdout_fraction, archive.salt)),
         offers=build_offers(is_on=settings.recall.inject),
@@ -104,6 +112,6 @@ def build_context(
     making = MemoryCompaction(memory=memory, manual=manual)
     MemoryRequests(making, bus)  # the bus has it from here on
     if settings.memory.mirror and not is_patient:
-        mirror_memory(memory, partial(write_memory, Path(settings.memory.mirror)), bus)
+        mirror_memory(memory, partial(write_memory, Path(settings.memory.mirror)), jobs)
     admin = EpochAdmin(states, archive, relay.durability, bus, SystemIds())
     return ManagedContext(controller=controller, admin=admin, trigger=trigger, memory=making)

@@ -135,10 +135,6 @@ class SpendBudget:
     def _exceeds_share(self, balance: _Balance, expected: Cost, own: Cost) -> bool:
         return (balance.summaries + balance.reserved + expected).exceeds(self._policy.spend_fraction, own)
 
-    def is_spending(self, session: str) -> bool:
-        """Return whether a call for a summary of a session is under way."""
-        return self._get_balance(session).reserved.tokens > 0
-
     def get_summary_cost(self, session: str) -> Cost:
         """Return what was spent on summaries of a session since the start."""
         return self._get_balance(session).summaries

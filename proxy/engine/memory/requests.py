@@ -9,7 +9,7 @@ from functools import partial
 
 from proxy.context.epoch_decision import LATE, SIDE
 from proxy.engine.memory.compaction import MemoryCompaction
-from proxy.engine.runtime import EngineBus, attempt
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import read_view
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ExchangeRecorded, Planned
@@ -26,7 +26,7 @@ class MemoryRequests:
     def __init__(self, compaction: MemoryCompaction, bus: EngineBus) -> None:
         self._compaction = compaction
         self._memory = compaction.memory
-        self._tasks = bus.tasks
+        self._jobs = compaction.manual.worker.jobs
         bus.subscribe(ExchangeRecorded, self.note_exchange)
         bus.subscribe(Planned, self.note_plan)
 
@@ -38,7 +38,7 @@ class MemoryRequests:
         if event.is_final and event.status in SUCCESS and event.completeness == "complete":
             memory.asked.discard(session)
             self._memory.due.add(session)
-            self._tasks.spawn(attempt(self._make(session), partial(_log_failure, session)))
+            self._jobs.start(session, "memory", partial(self._make, session), note=partial(_log_failure, session))
 
     def note_plan(self, event: Planned) -> None:
         """Have a session of the strategy `snapshot` begin anew once only. Subscribed to the bus."""

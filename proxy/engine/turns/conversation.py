@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from proxy.engine.compaction.scheduling import JobSchedule
+from proxy.engine.background.jobs import SUMMARY, BackgroundJobs, Job
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
@@ -86,13 +86,13 @@ class Conversations:
     exchanges: ExchangeService
     archive: TurnLog
     models: Models
-    schedule: JobSchedule
+    jobs: BackgroundJobs
     cap: int
 
     def __post_init__(self) -> None:
         exchanges, relay = self.exchanges, self.exchanges.relay
         self.tasks, self.bus, self.reader, self.prices = exchanges.tasks, relay.bus, relay.reader, self.models.prices
-        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.schedule.has_job)
+        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.list_summaries)
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
@@ -161,6 +161,10 @@ class Conversations:
                 total += TokenUsage(*counts, sum(counts))
         return total
 
+    def list_summaries(self, session: str) -> list[Job]:
+        """Return the jobs that make summaries of a session."""
+        return self.jobs.list_jobs(session, SUMMARY)
+
     def listen(self) -> None:
         """Listen to what happens in sessions, from the first one on that is opened."""
         if not self._is_listening:
@@ -207,7 +211,7 @@ class ProgramSession:
     @property
     def is_compacting(self) -> bool:
         """Whether a summary of the session is being made."""
-        return self._home.schedule.has_job(self.key.id)
+        return bool(self._home.list_summaries(self.key.id))
 
     def restore(self, history: KnownHistory | None) -> None:
         """Take up a history as the log has it."""
@@ -216,8 +220,8 @@ class ProgramSession:
 
     async def wait_for_compaction(self) -> None:
         """Wait until no summary of the session is being made."""
-        while tasks := self._home.schedule.list_tasks(self.key.id):
-            await asyncio.wait(tasks)
+        while jobs := self._home.list_summaries(self.key.id):
+            await asyncio.wait([job.task for job in jobs])
 
     async def send(
         self,

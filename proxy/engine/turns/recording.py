@@ -162,13 +162,13 @@ def _list_messages(told: str | Message | Sequence[Message] | Sequence[MessagePar
 
 @dataclass(eq=False)
 class TurnRecorder:
-    """Begins sessions, and records turns in them. `has_job` says whether a summary of a session is being made."""
+    """Begins sessions, and records turns in them. `list_summaries` has the jobs that make summaries of a session."""
 
     exchanges: ExchangeService
     archive: TurnLog
     models: Models
     ids: Ids
-    has_job: Callable[[str], bool]
+    list_summaries: Callable[[str], Sequence[object]]
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -246,7 +246,7 @@ class TurnRecorder:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
         elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient()
-        had_job = self.has_job(key.id)
+        had_job = bool(self.list_summaries(key.id))
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
         if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first
@@ -258,7 +258,7 @@ class TurnRecorder:
         row = await self.find_row(key.id, client.exchange)
         if row is None:
             raise StoreUnavailable("the log has not taken the turn in time")
-        return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job), row.id)
+        return KeptTurn(await self._describe(row, is_begun=not had_job and bool(self.list_summaries(key.id))), row.id)
 
     async def _find_terms(self, key: SessionKey, turn: RecordedTurn, system: str) -> _Terms:
         """Return how a session goes on: as its newest complete call did, or as it was begun."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.context.pricing import Cost
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.model_call import FailedCall, ModelCall
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -87,7 +88,7 @@ async def test_texts_are_sent_and_vectors_come_back() -> None:
     [ended] = world.ended
     assert (ended.verdict, ended.made, ended.cost, ended.session) == ("answered", 2, 7.0, SESSION.id)
     assert world.health.budget.get_summary_cost(SESSION.id).tokens == 7.0
-    assert not world.health.budget.is_spending(SESSION.id)
+    assert world.health.budget._get_balance(SESSION.id).reserved == Cost()
 
 
 async def test_the_record_has_the_beginning_and_the_usage_but_not_all_texts_and_vectors() -> None:
@@ -245,7 +246,7 @@ async def test_a_cancelled_call_is_accounted_for_and_counts_as_no_failure() -> N
     assert task.cancelled()
     assert await world.engine.tasks.finish(LIMIT)
     assert [each.verdict for each in world.ended] == ["aborted"]
-    assert not world.health.budget.is_spending(SESSION.id)
+    assert world.health.budget._get_balance(SESSION.id).reserved == Cost()
     assert world.health.breakers.allows("main", "e", world.engine.clock.monotonic())
 
 
@@ -274,7 +275,7 @@ async def test_a_fault_of_ours_leaves_nothing_reserved(monkeypatch: pytest.Monke
     monkeypatch.setattr("proxy.retrieval.embeddings.pack_signs", lose)
     reason, world = await fail(answer(make_response(TEXTS)))
     assert reason == "the response could not be read: RuntimeError('lost')"
-    assert not world.health.budget.is_spending(SESSION.id)
+    assert world.health.budget._get_balance(SESSION.id).reserved == Cost()
     assert [(each.verdict, each.cost) for each in world.ended] == [("failed", 10.0)]
 
 

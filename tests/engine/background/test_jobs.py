@@ -169,7 +169,7 @@ async def test_memory_that_was_asked_for_is_not_made_behind_an_erasing() -> None
         loading.set()
         await asyncio.Event().wait()
 
-    compaction.load = load  # type: ignore[method-assign]
+    compaction.load = load  # type: ignore[assignment, method-assign]
     MemoryRequests(compaction, shop.bus)
     await shop.ask(make_history(3)[:4])
     await compaction.memory.order(shop.session, "request")

@@ -50,7 +50,7 @@ def begin(schedule: JobSchedule, request: SentRequest, upstream: str = "main", e
         if end is not None:
             await end.wait()
 
-    running = schedule.start(request, work, pytest.fail, upstream)
+    running = schedule.start(request, work, lambda error: pytest.fail(str(error)), upstream)
     assert running is not None
     return running
 

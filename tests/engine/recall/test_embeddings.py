@@ -106,7 +106,8 @@ class World:
         self.clock, self.tasks = FixedClock(), TaskRunner()
         self.upstream = ScriptedUpstream()
         self.passages, self.providers = Passages(), dict[str, Provider]()
-        self.caller: Any = Caller()
+        self.caller = Caller()
+        caller: Any = self.caller
         self.timers: list[tuple[float, Callable[[], object]]] = []
         self.credentials = CredentialCache(self.clock, lambda seconds, work: None)
         models: Any = SimpleNamespace(providers=self.providers)
@@ -121,7 +122,7 @@ class World:
         self.embedder = Embedder(
             model="e",
             policy=policy or CompactionPolicy(),
-            caller=self.caller,
+            caller=caller,
             store=self.passages,
             jobs=self.jobs,
             credentials=self.credentials,

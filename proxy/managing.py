@@ -74,20 +74,15 @@ def build_context(
     planner = EpochPlanner(worker, builder, archive.salt, models.providers, caches.sentences)
     memory = SessionMemory(archive=archive, gate=relay.durability, clock=clock, texts=texts)
     caller = ModelCaller(own, policy, relay, caches, models, SystemIds())
-    call_later = asyncio.get_running_loop().call_later
     jobs = BackgroundJobs(
-        bus=bus,
-        models=models,
-        call_later=call_later,
-        leases=archive.make_leases(clock),
-        owner=SystemIds().next_exchange(),
+        *(bus, models, asyncio.get_running_loop().call_later, archive.make_leases(clock), SystemIds().next_exchange()),
         lease_seconds=2 * own.time_limit_seconds,  # renewed before each call: after a kill it expires within two
     )
     summaries = SummaryWorker(
         summarizer=Summarizer(caller, find_prompt_hook(settings), routes, archive.salt, texts),
         planner=planner,
         builder_policy=settings.builder_policy(),
-        credentials=CredentialCache(clock, call_later),
+        credentials=CredentialCache(clock, jobs.call_later),
         jobs=jobs,
         remember=memory.remember,
     )

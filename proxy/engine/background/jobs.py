@@ -6,13 +6,11 @@ when a client's call comes to it. What is left of a job when its session is eras
 
 import asyncio
 import ipaddress
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 from proxy.engine.models import Models
-from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
+from proxy.engine.policy import Provider
 from proxy.engine.ports import Leases
 from proxy.engine.runtime import EngineBus, attempt
 from proxy.model.card import Card
@@ -28,8 +26,6 @@ _END_SECONDS = 0.5
 # Suffixes of host names in a local network (`host.docker.internal`). Names without a dot (`ollama`) are local, too.
 _NEAR = (".localhost", ".local", ".internal", ".lan")
 
-_log = logging.getLogger("palimpsest.background")
-
 CallLater = Callable[[float, Callable[[], object]], object]
 """Calls something after so many seconds, as an event loop's `call_later`."""
 
@@ -37,6 +33,7 @@ SpanKey = tuple[int, bytes]
 """The first place of a span of messages, and its last node."""
 
 
+@dataclass(eq=False)
 class Job:
     """Work for a session in a task of its own. Calls of clients to `upstream` cancel it, unless that is empty.
 
@@ -44,21 +41,21 @@ class Job:
     `lease` is the name of the lease that it holds, if any; `is_refused` says that another process has it.
     """
 
-    __slots__ = ("claims", "is_refused", "lease", "name", "nodes", "session", "task", "upstream")
+    session: str
+    name: str
+    upstream: str
+    lease: str
+    nodes: Sequence[bytes]
+    claims: set[SpanKey] = field(default_factory=set)
+    is_refused: bool = False
+    task: "asyncio.Task[None]" = field(init=False)
 
-    task: "asyncio.Task[None]"
-
-    def __init__(self, session: str, name: str, upstream: str, lease: str, nodes: Sequence[bytes]) -> None:
-        self.session = session
-        self.name = name
-        self.upstream = upstream
-        self.lease = lease
-        self.nodes = nodes
-        self.claims: set[SpanKey] = set()
-        self.is_refused = False
+    def begin(self, task: "asyncio.Task[None]") -> None:
+        """Note the task in which it is done."""
+        self.task = task
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class BackgroundJobs:
     """The jobs of one engine. `owner` names it among those that share a log, whose leases are held `lease_seconds`.
 
@@ -73,16 +70,17 @@ class BackgroundJobs:
     lease_seconds: float
 
     def __post_init__(self) -> None:
-        self._jobs: dict[str, list[Job]] = {}  # by session
+        self._jobs: list[Job] = []
         self._newest: dict[str, str] = {}  # the newest call of each local server
         self._open = LruCache[str, bool](_MOST_CALLS)  # calls of local servers that have not ended
-        self._near = {name for name, provider in self.models.providers.items() if is_near(provider.host)}
+        providers = self.models.providers
+        self._local = {name for name, each in providers.items() if is_local_server(each, Card())}  # if it has no price
         self._is_closed = False
-        if self._near or any(each.cache == "local" for each in self.models.providers.values()):
+        if self._local:
             self.bus.subscribe(ExchangeRecorded, self.note_exchange)
 
     def __len__(self) -> int:
-        return sum(map(len, self._jobs.values()))
+        return len(self._jobs)
 
     def start(
         self,
@@ -95,13 +93,17 @@ class BackgroundJobs:
         nodes: Sequence[bytes] = (),
         note: Callable[[Exception], None] | None = None,
     ) -> Job | None:
-        """Start work, under a lease if one is named. Return None if this is closed. What it raises goes to `note`."""
+        """Start work, under a lease if one is named. Return None if this is closed.
+
+        What it raises goes to `note`, else to the log.
+        """
         if self._is_closed:
             return None
         job = Job(session, name, upstream, lease, nodes)
-        job.task = self.bus.tasks.spawn(self._run(job, work, note or partial(_log_fault, job)))
-        self._jobs.setdefault(session, []).append(job)
-        job.task.add_done_callback(partial(self._remove, job))
+        run = self._run(job, work)
+        job.begin(self.bus.tasks.spawn(run if note is None else attempt(run, note)))
+        self._jobs.append(job)
+        job.task.add_done_callback(lambda _: self._jobs.remove(job))
         return job
 
     def later(self, seconds: float, work: Callable[[], object]) -> None:
@@ -110,16 +112,11 @@ class BackgroundJobs:
 
     def list_jobs(self, session: str, name: str = "") -> list[Job]:
         """Return the jobs of a session, or those of one name."""
-        return [job for job in self._jobs.get(session, ()) if name in ("", job.name)]
+        return [job for job in self._jobs if job.session == session and name in ("", job.name)]
 
     def list_at(self, upstream: str) -> list[Job]:
         """Return the jobs that calls to an upstream end."""
-        return [job for jobs in self._jobs.values() for job in jobs if job.upstream == upstream]
-
-    def stop_at(self, upstream: str) -> None:
-        """Cancel the jobs that calls to an upstream end."""
-        for job in self.list_at(upstream):
-            job.task.cancel()
+        return [job for job in self._jobs if job.upstream == upstream]
 
     async def keeps_lease(self, job: Job) -> bool:
         """Renew the lease of a job. Return whether it is still held."""
@@ -142,7 +139,8 @@ class BackgroundJobs:
         """Record that a client's call has come to a server that serves one at a time. It ends the jobs there."""
         self._newest[upstream] = exchange
         self._open.put(exchange, True)
-        self.stop_at(upstream)
+        for job in self.list_at(upstream):
+            job.task.cancel()
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Record that a call has ended. Subscribed to the bus."""
@@ -158,36 +156,23 @@ class BackgroundJobs:
         return self.is_local(upstream, model) and self._newest.get(upstream, "") in self._open
 
     def is_local(self, upstream: str, model: str) -> bool:
-        """Return whether the upstream serves one request at a time, as declared or as assumed."""
-        provider = self.models.providers.get(upstream, UNKNOWN_PROVIDER)
-        if provider.cache is not None or upstream not in self._near:
-            return provider.cache == "local"
-        return not self.models.card(upstream, model).prices_source
+        """Return whether an upstream serves one request at a time, as `is_local_server` says."""
+        is_local = upstream in self._local
+        return is_local and is_local_server(self.models.providers[upstream], self.models.card(upstream, model))
 
-    async def _run(self, job: Job, work: Callable[[], Awaitable[object]], note: Callable[[Exception], None]) -> None:
-        await attempt(self._run_leased(job, work), note)
-
-    async def _run_leased(self, job: Job, work: Callable[[], Awaitable[object]]) -> None:
-        if not job.lease:
-            await work()
-        elif not await self.leases.acquire(job.lease, self.owner, self.lease_seconds):
+    async def _run(self, job: Job, work: Callable[[], Awaitable[object]]) -> None:
+        if job.lease and not await self.leases.acquire(job.lease, self.owner, self.lease_seconds):
             job.is_refused = True
-        else:
-            try:
-                await work()
-            finally:
+            return
+        try:
+            await work()
+        finally:
+            if job.lease:
                 await self.leases.release(job.lease, self.owner)
-
-    def _remove(self, job: Job, task: "asyncio.Task[None]") -> None:
-        left = [each for each in self._jobs[job.session] if each is not job]
-        if left:
-            self._jobs[job.session] = left
-        else:
-            del self._jobs[job.session]
 
 
 def is_local_server(provider: Provider, card: Card) -> bool:
-    """Return what `BackgroundJobs.is_local` does: as declared, else if it is near and has no price."""
+    """Return whether an upstream serves one request at a time: as declared, else if it is near and has no price."""
     if provider.cache is not None:
         return provider.cache == "local"
     return is_near(provider.host) and not card.prices_source
@@ -200,12 +185,3 @@ def is_near(host: str) -> bool:
     except ValueError:
         return bool(host) and ("." not in host or host.endswith(_NEAR))
     return address.is_private or address.is_loopback or address.is_link_local
-
-
-def _log_fault(job: Job, error: Exception) -> None:
-    _log.error(
-        "work behind a call failed inside the proxy; calls go on without it (%s). Please report this line",
-        job.name,
-        exc_info=error,
-        extra={"session": job.session},
-    )

@@ -108,7 +108,9 @@ class JobSchedule:
         note: Callable[[Exception], None],
         upstream: str = "",
     ) -> Job | None:
-        """Start work on the branch of a request, under its lease. Return None where none is started any more."""
+        """Start work on the branch of a request, under its lease. Return None if some is running, or at the end."""
+        if self.find(request.session, request.kept_nodes) is not None:
+            return None
         lease, nodes = self.name_lease(request), request.kept_nodes
         return self._jobs.start(request.session, SUMMARY, work, upstream=upstream, lease=lease, nodes=nodes, note=note)
 

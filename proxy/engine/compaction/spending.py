@@ -108,7 +108,7 @@ class SpendBudget:
         policy, balance = self._policy, self._get_balance(session)
         if policy.spend_per_day and (objection := self._find_daily_objection(expected)):
             return objection
-        if not is_manual and self._is_above_share(balance, expected):
+        if not is_manual and self._exceeds_share(balance, expected, self._sum_own_calls(balance)):
             share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
             return f"it would take more than {share} (compaction.spend_fraction)"
         return ""
@@ -123,9 +123,6 @@ class SpendBudget:
             return self._exceeds_share(balance, expected, own)
 
         return max(0, bisect_right(range(most + 1), False, key=is_above) - 1 if is_above(most) else most)
-
-    def _is_above_share(self, balance: _Balance, expected: Cost) -> bool:
-        return self._exceeds_share(balance, expected, self._sum_own_calls(balance))
 
     def _sum_own_calls(self, balance: _Balance) -> Cost:
         """Return the cost of the client's calls, those included whose usage has not come yet."""

@@ -60,7 +60,6 @@ _WAIT_SHARE = 0.75
 _ASSUMED_WINDOW = 128_000
 
 _BUSY = "a summary of this conversation is being made; ask again when it is there"
-_STOPPING = "the server stops, and makes no summary any more"
 _LOST = "another process has taken over this conversation's summaries, or another branch is at the same"
 _NOT_KEPT = "the log did not take a summary in time"
 _FAILED = "a summary could not be made; calls go on without it"
@@ -99,8 +98,7 @@ class SummaryWorker:
 
     def start_work(self, request: SentRequest, work: Callable[[], Awaitable[None]], upstream: str = "") -> None:
         """Start other work on the branch of a request, unless some is running. Calls to `upstream` cancel it."""
-        if self.schedule.find(request.session, request.kept_nodes) is None:
-            self.schedule.start(request, work, partial(self._note_fault, request), upstream)
+        self.schedule.start(request, work, partial(self._note_fault, request), upstream)
 
     async def wait(self, request: ManagedRequest) -> None:
         """Wait for the running job on a request's branch, for a bounded time."""
@@ -143,14 +141,11 @@ class SummaryWorker:
 
     async def _run_by_hand(self, request: SentRequest, work: Callable[[JobResult], Awaitable[None]]) -> JobResult:
         result, session, budget = JobResult(), request.session, self.summarizer.health.budget
-        if self.schedule.find(session, request.kept_nodes) is not None:
-            raise Conflict(_BUSY)
         before = budget.get_summary_cost(session)
         job = self.schedule.start(request, partial(work, result), partial(self._note_fault, request, result=result))
-        if job is None:
-            raise Conflict(_STOPPING)
-        await asyncio.wait((job.task,))
-        if job.is_refused:
+        if job is not None:
+            await asyncio.wait((job.task,))
+        if job is None or job.is_refused:
             raise Conflict(_BUSY)
         result.cost = budget.get_summary_cost(session) - before
         return result

@@ -13,7 +13,8 @@ from proxy.engine.memory.path import load_path
 from proxy.model.errors import BadRequest, Conflict
 from proxy.model.memory import MemoryBundle
 
-_NO_MODEL = ManualOptions(level=3)
+NO_MODEL = ManualOptions(level=3)
+"""Memory is put together without a model."""
 _NOTHING = "there is no whole turn that memory has not been made of, but for the current one"
 
 
@@ -54,7 +55,7 @@ class MemoryCompaction:
         Raises NotFound, and Conflict where there is nothing.
         """
         row = (await load_path(self.memory.archive, session, branch)).row
-        wanted = _NO_MODEL if row.mode != "manage" else options or ManualOptions()
+        wanted = NO_MODEL if row.mode != "manage" else options or ManualOptions()
         return await self.manual.load_request(row), wanted
 
     async def compact_request(
@@ -70,7 +71,7 @@ class MemoryCompaction:
         chosen = _choose_turns(turns, turn_ids, await self.memory.list_spans(session, nodes))
         before = await self.memory.list_items(session, nodes)
         most, count = self.manual.worker.count_most(request), request.state.history.count
-        spans = list(_join_turns(chosen, most, count))
+        spans = list(join_turns([(turn.start, turn.stop) for turn in chosen], most, count))
         result: JobResult = await self.manual.worker.summarize_turns(request, spans, options)
         if await self.memory.is_requested(session):
             await self.memory.order(session, "clear")
@@ -103,15 +104,17 @@ def _choose_turns(turns: Sequence[Turn], ids: Sequence[str], spans: Sequence[tup
     return chosen
 
 
-def _join_turns(turns: Sequence[Turn], most: int, count: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
+def join_turns(
+    turns: Sequence[tuple[int, int]], most: int, count: Callable[[int, int], int]
+) -> Iterator[tuple[int, int]]:
     """Yield from which place up to which turns are reported on together: adjacent ones of at most `most` tokens."""
     start = stop = -1
-    for turn in turns:
-        if turn.start == stop and count(start, turn.stop) <= most:
-            stop = turn.stop
+    for begin, end in turns:
+        if begin == stop and count(start, end) <= most:
+            stop = end
             continue
         if stop >= 0:
             yield start, stop
-        start, stop = turn.start, turn.stop
+        start, stop = begin, end
     if stop >= 0:
         yield start, stop

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.memory.facts import format_episode, is_on_path, list_items
+from proxy.context.memory.facts import list_items, list_spans
 from proxy.context.memory.traces import list_covered
 from proxy.engine.background.jobs import BackgroundJobs
 from proxy.engine.memory.memory import SessionMemory
@@ -41,13 +41,7 @@ async def load_files(log: MemoryReader, prefix: str, branch: str = "") -> tuple[
     path = await load_path(log, session, branch)
     stored = await log.load_memory(session)
     items = list_items(stored, path.nodes)
-    shown = {item.id for item in items.episodic}
-    spans = [
-        (entry.start, entry.stop)
-        for _, entry in stored.entries
-        if is_on_path(entry, path.nodes) and format_episode(entry.number) in shown
-    ]
-    covered = list_covered(path.turns, spans)
+    covered = list_covered(path.turns, list_spans(stored, path.nodes))
     archived = {turn.id for turn in path.turns if turn.number in covered}
     traces = path.list_traces()
     found: tuple[Sequence[msgspec.Struct], ...] = (

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from proxy.engine.background.jobs import SUMMARY, BackgroundJobs, Job
+from proxy.engine.background.jobs import SUMMARY, BackgroundJobs
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
@@ -92,7 +92,7 @@ class Conversations:
     def __post_init__(self) -> None:
         exchanges, relay = self.exchanges, self.exchanges.relay
         self.tasks, self.bus, self.reader, self.prices = exchanges.tasks, relay.bus, relay.reader, self.models.prices
-        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.list_summaries)
+        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.jobs)
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
@@ -161,10 +161,6 @@ class Conversations:
                 total += TokenUsage(*counts, sum(counts))
         return total
 
-    def list_summaries(self, session: str) -> list[Job]:
-        """Return the jobs that make summaries of a session."""
-        return self.jobs.list_jobs(session, SUMMARY)
-
     def listen(self) -> None:
         """Listen to what happens in sessions, from the first one on that is opened."""
         if not self._is_listening:
@@ -211,7 +207,7 @@ class ProgramSession:
     @property
     def is_compacting(self) -> bool:
         """Whether a summary of the session is being made."""
-        return bool(self._home.list_summaries(self.key.id))
+        return bool(self._home.jobs.list_jobs(self.key.id, SUMMARY))
 
     def restore(self, history: KnownHistory | None) -> None:
         """Take up a history as the log has it."""
@@ -220,7 +216,7 @@ class ProgramSession:
 
     async def wait_for_compaction(self) -> None:
         """Wait until no summary of the session is being made."""
-        while jobs := self._home.list_summaries(self.key.id):
+        while jobs := self._home.jobs.list_jobs(self.key.id, SUMMARY):
             await asyncio.wait([job.task for job in jobs])
 
     async def send(

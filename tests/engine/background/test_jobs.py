@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.background.jobs import SUMMARY, BackgroundJobs, Job
+from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.erasing.live import LiveSessions
 from proxy.engine.memory.requests import MemoryRequests
 from proxy.engine.policy import Provider
@@ -17,7 +18,7 @@ from proxy.engine.turns.files import FileProse
 from proxy.model.errors import WorkerLost
 from proxy.model.exchange import Headers, Usage
 from tests.support.compacting import FREE, Workshop, in_time, record_usage, say
-from tests.support.engine import ScriptedUpstream
+from tests.support.engine import JSON, ScriptedResponse, ScriptedUpstream
 from tests.support.managing import make_history
 from tests.support.remembering import make_memory
 
@@ -77,7 +78,7 @@ async def test_a_fault_is_logged_unless_somebody_else_is_told(caplog: pytest.Log
         shop.jobs.start("s1", "work", fail)
         await shop.settle()
     (record,) = caplog.records
-    assert "(work)" in record.getMessage()
+    assert "a background task failed" in record.getMessage()
 
 
 async def test_once_it_is_closed_nothing_begins_any_more() -> None:
@@ -191,7 +192,7 @@ async def test_a_sentence_that_is_being_written_at_a_local_server_ends_when_that
     local.send = send
     providers = {"local": Provider(cache="local", has_own_key=True)}
     policy = replace(FREE, may_receive=("local",))
-    shop = Workshop(lambda body: say("A report."), policy, providers=providers, others=(local,))
+    shop = Workshop(policy=policy, providers=providers, others=(local,))
     shop.summarizer.routes = [Route(shop.model), Route(local, ("small",))]
     record_usage(shop.summarizer.health.budget, "s1", Usage(1_000_000, 0))
     prose = FileProse(model="small", inline_tokens=100, summarizer=shop.summarizer, trigger=shop.trigger)
@@ -204,3 +205,22 @@ async def test_a_sentence_that_is_being_written_at_a_local_server_ends_when_that
     shop.jobs.note_arrival("local", "x1")
     await shop.settle()
     assert job.task.cancelled()
+
+
+async def test_a_model_that_writes_no_sentence_is_left_alone_for_a_while() -> None:
+    shop, asked = Workshop(), list[Any]()
+
+    async def send(*args: Any) -> Any:
+        asked.append(args)
+        return ScriptedResponse(say(""), headers=JSON, ending="whole")
+
+    shop.model.send = send  # type: ignore[method-assign]
+    record_usage(shop.summarizer.health.budget, "s1", Usage(1_000_000, 0))
+    request = await shop.read_state(LARGE)
+    session, key = request.state.request.session, CallCredential(shop.model, b"/v1/chat/completions", ())
+    shop.trigger.credentials.store("s1", b"tip", key, session)
+    prose = FileProse(model="small", inline_tokens=100, summarizer=shop.summarizer, trigger=shop.trigger)
+    prose.describe_outputs(request)
+    await shop.settle()
+    assert len(asked) == 2
+    assert not shop.summarizer.health.breakers.allows("main", "small")

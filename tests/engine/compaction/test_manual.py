@@ -295,7 +295,7 @@ async def test_a_local_servers_next_call_does_not_stop_what_a_person_waits_for(s
     shop.model.summarise = lambda body: None
     asked = asyncio.create_task(shop.worker.compact(await load_newest(shop), ManualOptions()))
     await in_time(shop.model.was_asked.wait())
-    shop.jobs.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await asyncio.sleep(0)
     assert not asked.done()
     shop.tasks.cancel()

@@ -205,7 +205,7 @@ async def test_after_two_failures_it_is_asked_less_often(play: Any) -> None:
     shop = Compacting(*[play() for _ in range(9)])
     await shop.reach(4)
     assert len(shop.compactions) == 2
-    assert not shop.summarizer.health.breakers.allows(*name_task("main", MODEL), shop.clock.monotonic())
+    assert not shop.summarizer.health.breakers.allows(*name_task("main", MODEL))
 
 
 async def test_it_costs_what_summaries_may_cost() -> None:

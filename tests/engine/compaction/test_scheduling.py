@@ -181,7 +181,7 @@ async def test_a_branch_is_reported_while_another_one_is() -> None:
     (summary,) = shop.summaries
     assert summary.last in set((await shop.read_state(leave(3, SOFT))).nodes)
     assert len(shop.leases.held) == len(shop.jobs) == 1
-    shop.jobs.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
@@ -192,9 +192,9 @@ async def test_a_call_above_the_high_mark_waits_for_its_own_branch_only() -> Non
     waiting = asyncio.create_task(shop.call(HISTORY[: 2 + 2 * HARD]))
     done, _ = await asyncio.wait((waiting,), timeout=0)
     assert not done
-    shop.jobs.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await in_time(waiting)
-    shop.jobs.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
@@ -207,7 +207,7 @@ async def test_a_person_has_a_branch_compacted_while_another_one_is_reported() -
     assert found.epoch is not None
     assert found.reason == ""
     assert len(shop.jobs) == 1
-    shop.jobs.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
@@ -225,7 +225,7 @@ async def test_calls_with_an_end_that_the_client_rewrites_are_of_one_branch() ->
     for later in range(turn + 1, turn + 4):
         await shop.call(write_aider(later, tasks))
     assert (len(shop.model.asked), len(shop.jobs), len(shop.leases.held)) == (1, 1, 1)
-    shop.jobs.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 

@@ -121,14 +121,14 @@ async def reach_without_end(shop: Workshop, steps: int) -> None:
 
 
 async def stop(shop: Workshop) -> None:
-    shop.jobs.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
 async def test_what_is_stopped_leaves_its_lease_and_its_place() -> None:
     shop = Workshop(lambda body: None)
     await reach_without_end(shop, SOFT)
-    shop.jobs.stop_at("other")
+    shop.jobs.note_arrival("other", "y1")
     assert len(shop.jobs) == 1
     await stop(shop)
     assert (len(shop.jobs), shop.leases.held) == (0, {})

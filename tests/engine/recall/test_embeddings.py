@@ -322,14 +322,14 @@ async def test_a_call_to_a_local_server_stops_the_batch_which_is_made_later() ->
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert world.caller.texts == [["a"]]
-    world.jobs.stop_at("main")
+    world.jobs.note_arrival("main", "y1")
     await world.settle()
     assert world.passages.kept == {}
-    world.jobs.stop_at("main")
+    world.jobs.note_arrival("main", "y1")
     world.timers.pop(0)[1]()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    world.jobs.stop_at("another")
+    world.jobs.note_arrival("another", "y1")
     world.caller.open.set()
     await world.settle()
     assert world.caller.texts == [["a"], ["a"]]

@@ -85,15 +85,15 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 575_135, 331_804
+MOST_TOKENS, MOST_CORE_TOKENS = 574_555, 331_796
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_287,
+    "proxy": 9_279,
     "proxy/cli": 34_714,
     "proxy/config": 6_131,
-    "proxy/context": 74_316,
+    "proxy/context": 74_404,
     "proxy/demo": 6_652,
     "proxy/doctor": 4_914,
-    "proxy/engine": 180_580,
+    "proxy/engine": 179_920,
     "proxy/model": 13_062,
     "proxy/read": 26_574,
     "proxy/retrieval": 12_287,
@@ -108,7 +108,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/worker": 7_128,
 }
 MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 43, "view": 32}
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 145, 107
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 144, 107
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -141,13 +141,13 @@ class SummaryWorker:
 
     async def _run_by_hand(self, request: SentRequest, work: Callable[[JobResult], Awaitable[None]]) -> JobResult:
         result, session, budget = JobResult(), request.session, self.summarizer.health.budget
-        before = budget.get_summary_cost(session)
+        before = budget.get_balance(session).summaries
         job = self.schedule.start(request, partial(work, result), partial(self._note_fault, request, result=result))
         if job is not None:
             await asyncio.wait((job.task,))
         if job is None or job.is_refused:
             raise Conflict(_BUSY)
-        result.cost = budget.get_summary_cost(session) - before
+        result.cost = budget.get_balance(session).summaries - before
         return result
 
     async def index_conversation(self, request: SentRequest) -> ConversationIndex:

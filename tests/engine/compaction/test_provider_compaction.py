@@ -103,7 +103,7 @@ async def test_it_is_asked_for_where_a_summary_would_be_and_recorded_as_one() ->
     (ended,) = [each for each in shop.events if isinstance(each, AuxiliaryEnded)]
     price = shop.summarizer.health.budget.price("main", MODEL, Usage(2000, 500))
     assert (ended.verdict, ended.cost) == ("answered", price.tokens)
-    assert shop.summarizer.health.budget.get_summary_cost(shop.session) == price != Cost()
+    assert shop.summarizer.health.budget.get_balance(shop.session).summaries == price != Cost()
     assert (await shop.log.verify()).faults == ()
 
 

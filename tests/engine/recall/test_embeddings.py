@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,6 +17,7 @@ from proxy.engine.recall import embeddings
 from proxy.engine.recall.embeddings import RETRY_SECONDS, Embedder, build_embedding
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.model.card import Card
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import SessionKey
@@ -102,15 +103,21 @@ class Caller:
 class World:
     """An embedder over fakes, whose timers run when they are told to."""
 
-    def __init__(self, policy: CompactionPolicy | None = None, routes: tuple[Route, ...] = ()) -> None:
+    def __init__(
+        self,
+        policy: CompactionPolicy | None = None,
+        routes: tuple[Route, ...] = (),
+        *,
+        cache: Literal["local"] | None = None,
+    ) -> None:
         self.clock, self.tasks = FixedClock(), TaskRunner()
         self.upstream = ScriptedUpstream()
-        self.passages, self.providers = Passages(), dict[str, Provider]()
+        self.passages = Passages()
         self.caller = Caller()
         caller: Any = self.caller
         self.timers: list[tuple[float, Callable[[], object]]] = []
         self.credentials = CredentialCache(self.clock, lambda seconds, work: None)
-        models: Any = SimpleNamespace(providers=self.providers)
+        models: Any = SimpleNamespace(providers={"main": Provider(cache=cache)}, card=lambda *names: Card())
         self.jobs = BackgroundJobs(
             bus=EngineBus(self.tasks),
             models=models,
@@ -138,6 +145,11 @@ class World:
             self.credentials.store(session, b"tip", credential, KEYS[session])
         told = ("x", session, kind, "chat_completions", "main", status, "complete", 1, 1, 0.0, 0.0)
         self.embedder.note_exchange(ExchangeRecorded(*told, is_final=is_final))  # type: ignore[arg-type]
+
+    def note_end(self, exchange: str) -> None:
+        """Let a call at a local server end."""
+        told = (exchange, "s2", "managed", "chat_completions", "main", 200, "complete", 1, 1, 0.0, 0.0)
+        self.jobs.note_exchange(ExchangeRecorded(*told))  # type: ignore[arg-type]
 
     async def step(self) -> float:
         """Run the next timer and what it begins; its seconds."""
@@ -299,22 +311,19 @@ async def test_a_passage_that_is_refused_is_found_and_left_out() -> None:
 
 
 async def test_a_local_server_is_asked_only_while_it_has_no_call() -> None:
-    world = World()
-    world.providers["main"] = Provider(cache="local")
+    world = World(cache="local")
     world.jobs.note_arrival("main", "x9")
     world.passages.texts["s1"] = ["a"]
     world.note_call()
     assert await world.step() == embeddings.LOCAL_SECONDS
     assert world.caller.calls == []
-    told = ("x9", "s2", "managed", "chat_completions", "main", 200, "complete", 1, 1, 0.0, 0.0)
-    world.jobs.note_exchange(ExchangeRecorded(*told))  # type: ignore[arg-type]
+    world.note_end("x9")
     await world.run()
     assert world.caller.texts == [["a"]]
 
 
 async def test_a_call_to_a_local_server_stops_the_batch_which_is_made_later() -> None:
-    world = World()
-    world.providers["main"] = Provider(cache="local")
+    world = World(cache="local")
     world.passages.texts["s1"] = ["a"]
     world.caller.open.clear()
     world.note_call()
@@ -326,6 +335,7 @@ async def test_a_call_to_a_local_server_stops_the_batch_which_is_made_later() ->
     await world.settle()
     assert world.passages.kept == {}
     world.jobs.note_arrival("main", "y1")
+    world.note_end("y1")
     world.timers.pop(0)[1]()
     await asyncio.sleep(0)
     await asyncio.sleep(0)

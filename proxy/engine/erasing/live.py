@@ -34,13 +34,13 @@ class LiveSessions:
 
         Return what goes on in it that keeps it from being erased, or an empty text.
         """
-        if self.exchanges.is_open(session):
+        if self.exchanges.calls.is_open(session):
             return "a call is under way"
         if self.summaries.jobs.list_jobs(session, SUMMARY):
             return "a summary of it is being made"
         self.summaries.credentials.forget(session)
         await self.summaries.jobs.end(session)
-        reader = self.exchanges.relay.reader
+        reader = self.exchanges.calls.relay.reader
         for exchange in reader.lineage.list_open(session):
             await reader.read_now(exchange)
         return "an answer to it is being read" if reader.lineage.list_open(session) else ""

@@ -23,10 +23,9 @@ from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.memory.compaction import MemoryCompaction
+from proxy.engine.memory.compaction import MemoryCompaction, MemoryRequests
 from proxy.engine.memory.files import mirror_memory
 from proxy.engine.memory.memory import SessionMemory
-from proxy.engine.memory.requests import MemoryRequests
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import Models
 from proxy.engine.recall.rounds import build_offers

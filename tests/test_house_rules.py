@@ -86,15 +86,15 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 576_397, 333_593
+MOST_TOKENS, MOST_CORE_TOKENS = 576_371, 333_585
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_320,
+    "proxy": 9_312,
     "proxy/cli": 34_710,
     "proxy/config": 6_131,
     "proxy/context": 74_404,
     "proxy/demo": 6_067,
     "proxy/doctor": 6_623,
-    "proxy/engine": 177_111,
+    "proxy/engine": 177_093,
     "proxy/lab": 1_386,
     "proxy/model": 13_062,
     "proxy/read": 29_056,

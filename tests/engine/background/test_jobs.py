@@ -10,7 +10,7 @@ import pytest
 from proxy.engine.background.jobs import SUMMARY, BackgroundJobs, Job
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.erasing.live import LiveSessions
-from proxy.engine.memory.requests import MemoryRequests
+from proxy.engine.memory.compaction import MemoryRequests
 from proxy.engine.policy import Provider
 from proxy.engine.recall.embeddings import RETRY_SECONDS, build_embedding
 from proxy.engine.request_resolver import Route
@@ -214,7 +214,7 @@ async def test_a_model_that_writes_no_sentence_is_left_alone_for_a_while() -> No
         asked.append(args)
         return ScriptedResponse(say(""), headers=JSON, ending="whole")
 
-    shop.model.send = send  # type: ignore[method-assign]
+    shop.model.send = send  # type: ignore[assignment, method-assign]
     record_usage(shop.summarizer.health.budget, "s1", Usage(1_000_000, 0))
     request = await shop.read_state(LARGE)
     session, key = request.state.request.session, CallCredential(shop.model, b"/v1/chat/completions", ())

@@ -109,7 +109,9 @@ class Engine:
 
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
+        self.context.trigger.jobs.close()
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
+        self.context.trigger.credentials.clear()
         await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await asyncio.gather(self.worker.close(), self.sandbox.close())
         await self.index.close()
@@ -150,7 +152,7 @@ async def build_engine(
         settings, archive, relay, network.routes, context.controller, recall=recall, loops=loops, trace=trace
     )
     trigger, sandbox = context.trigger, SandboxProcesses()
-    conversations = Conversations(exchanges, archive, models, trigger.worker.schedule, loops, policy.record_cap_bytes)
+    conversations = Conversations(exchanges, archive, models, trigger.jobs, loops, policy.record_cap_bytes)
     live = LiveSessions(exchanges, trigger.worker, context.memory.memory, worker, sandbox)
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     events = _build_events(archive, bus, models)

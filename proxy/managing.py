@@ -10,6 +10,7 @@ from proxy.config import Settings
 from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
+from proxy.engine.background.jobs import BackgroundJobs
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.model_call import ModelCaller
@@ -22,10 +23,9 @@ from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.memory.compaction import MemoryCompaction
+from proxy.engine.memory.compaction import MemoryCompaction, MemoryRequests
 from proxy.engine.memory.files import mirror_memory
 from proxy.engine.memory.memory import SessionMemory
-from proxy.engine.memory.requests import MemoryRequests
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import Models
 from proxy.engine.recall.rounds import build_offers
@@ -74,20 +74,22 @@ def build_context(
     planner = EpochPlanner(worker, builder, archive.salt, models.providers, caches.sentences)
     memory = SessionMemory(archive=archive, gate=relay.durability, clock=clock, texts=texts)
     caller = ModelCaller(own, policy, relay, caches, models, SystemIds())
-    call_later = asyncio.get_running_loop().call_later
+    jobs = BackgroundJobs(
+        *(bus, models, asyncio.get_running_loop().call_later, archive.make_leases(clock), SystemIds().next_exchange()),
+        lease_seconds=2 * own.time_limit_seconds,  # renewed before each call: after a kill it expires within two
+    )
     summaries = SummaryWorker(
         summarizer=Summarizer(caller, find_prompt_hook(settings), routes, archive.salt, texts),
         planner=planner,
         builder_policy=settings.builder_policy(),
-        credentials=CredentialCache(clock, call_later),
-        leases=archive.make_leases(clock),
-        owner=SystemIds().next_exchange(),
+        credentials=CredentialCache(clock, jobs.call_later),
+        jobs=jobs,
         remember=memory.remember,
     )
     snapshots = SnapshotMemory(memory=memory, worker=summaries, policy=settings.snapshot)
-    trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start, call_later=call_later)
+    trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start)
     if settings.shadow.fraction and not is_patient:
-        ShadowCheck(settings.shadow, caller, trigger)  # the bus has it from here on
+        ShadowCheck(settings.shadow, caller, jobs, summaries.credentials)  # the bus has it from here on
     states = StateReader(
         *(caches, models, bus, clock, Holdout(own.holdout_fraction, archive.salt)),
         offers=build_offers(is_on=settings.recall.inject),
@@ -107,6 +109,6 @@ def build_context(
     making = MemoryCompaction(memory=memory, manual=manual)
     MemoryRequests(making, bus)  # the bus has it from here on
     if settings.memory.mirror and not is_patient:
-        mirror_memory(memory, partial(write_memory, Path(settings.memory.mirror)), bus)
+        mirror_memory(memory, partial(write_memory, Path(settings.memory.mirror)), jobs)
     admin = EpochAdmin(states, archive, relay.durability, bus, SystemIds())
     return ManagedContext(controller=controller, admin=admin, trigger=trigger, memory=making)

@@ -27,6 +27,7 @@ FEATURES = (
     "proxy/context/strategies/*",
     "proxy/demo/*",
     "proxy/doctor/*",
+    "proxy/engine/background/*",
     "proxy/engine/compaction/*",
     "proxy/engine/erasing/*",
     "proxy/engine/events/*",

@@ -19,7 +19,7 @@ from proxy.assembly import measure, open_index, open_log
 from proxy.config import Settings
 from proxy.context.budget import find_model_policy, make_budget
 from proxy.context.model_catalog import strip_provider
-from proxy.engine.compaction.trigger import is_local_server
+from proxy.engine.background.jobs import is_local_server
 from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.models import PriceList
 from proxy.engine.policy import choose_upstream

@@ -66,6 +66,13 @@ def list_items(memory: StoredMemory, nodes: Sequence[bytes]) -> MemoryBundle:
     return MemoryBundle(tuple(_list_reports(entries, orders)), tuple(_list_facts(entries, orders)))
 
 
+def list_spans(memory: StoredMemory, nodes: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return from which place up to which the reports of a path that count cover it."""
+    shown = {item.id for item in list_items(memory, nodes).episodic}
+    entries = [entry for _, entry in memory.entries if is_on_path(entry, nodes)]
+    return [(entry.start, entry.stop) for entry in entries if format_episode(entry.number) in shown]
+
+
 def choose_items(items: MemoryBundle, max_episodic: int, max_semantic: int) -> MemoryBundle:
     """Return the newest reports, oldest first, and the facts that come first by salience, then recency, then id."""
     pinned = [each for each in items.episodic if PINNED in each.tags]

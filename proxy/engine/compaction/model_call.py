@@ -19,7 +19,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import UNKNOWN_PROVIDER, EnginePolicy
 from proxy.engine.ports import Ids, Upstream
 from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
@@ -31,20 +31,19 @@ from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import SUCCESS, Headers, Opening, Reading, Round, SessionKey, Usage
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.retrieval.embeddings import EMBEDDINGS, read_embeddings
-from proxy.wire import OWN_FORMAT
+from proxy.wire import FORMATS, OWN_FORMAT, find_wire
 from proxy.wire.body import decode_content
 from proxy.wire.format import Format
 from proxy.wire.headers import (
     find_header,
     list_credentials,
-    read_rate_limits,
     redact_target,
     select_for_own_call,
     select_stored,
 )
 from proxy.wire.overflow import read_overflow
 from proxy.wire.streams import EVENT_END, read_events
-from proxy.wire.summary_request import begins_with_thoughts, make_target, read_piece, read_summary
+from proxy.wire.summary_request import begins_with_thoughts, find_form, make_target, read_piece, read_summary
 
 REPEAT_SECONDS = 600.0
 """Longest time for a client's own request that is sent again: its client sets the limit of a response, not we."""
@@ -132,6 +131,11 @@ class ModelResponse:
     answer: bytes = b""  # all of it as JSON, to a client's own request
 
     @property
+    def is_text(self) -> bool:
+        """Return whether it says something, and calls no tool."""
+        return bool(self.text.strip()) and not self.is_tool_call
+
+    @property
     def has_no_room_left(self) -> bool:
         """Return whether reasoning used all tokens, so that it is worth asking again with more."""
         return (self.text, self.finish) == _EMPTY_BY_LENGTH
@@ -141,12 +145,11 @@ class ModelResponse:
 class FailedCall:
     """A call without a usable response. `exchange` is empty if nothing was sent.
 
-    `retry_after` is in seconds, if the upstream sent it. `is_too_long`: the body does not fit into the model's window.
+    `is_too_long`: the body does not fit into the model's window.
     """
 
     reason: str
     status: int = 0
-    retry_after: float | None = None
     exchange: str = ""
     is_too_long: bool = False
 
@@ -250,7 +253,6 @@ class ModelCaller:
         self.bus, self.clock, self.tasks = self.relay.bus, self.relay.clock, self.relay.bus.tasks
         self.health = ModelHealth(self.limits, self.models, self.bus, self.clock)
         self.time_limit_seconds = self.limits.time_limit_seconds
-        self.running: list[str] = []  # the sessions of the calls under way
 
     async def call(self, asked: ModelCall, *, is_manual: bool = False) -> ModelResponse | FailedCall:
         """Send a call if it may be made, and wait for its response up to the time limit.
@@ -266,8 +268,7 @@ class ModelCaller:
         budget, now = self.health.budget, self.clock.monotonic()
         expected = budget.price(*asked.names, asked.expected)
         budget.reserve(asked.payer, expected)
-        self.health.breakers.record_start(*asked.names, now)
-        self.running.append(asked.session.id)
+        self.health.breakers.record_start(*asked.names)
         id = self.ids.next_exchange() if asked.repeats is None else asked.repeats[0]
         call = RunningCall(asked, id, now, lambda: task.cancel())
         task = self.tasks.spawn(self._carry(call))
@@ -284,18 +285,25 @@ class ModelCaller:
             outcome = outcome or _fail(call, f"the response could not be read: {problems[0]!r}", status=0)
         finally:
             call.stop()
-            self.running.remove(asked.session.id)
             self._settle(call, outcome, expected)
         return outcome
 
-    async def ask(self, asked: ModelCall, *, is_manual: bool = False) -> ModelResponse | FailedCall:
-        """Call a model whose every complete response is of use, and record whether there was one."""
+    async def ask(
+        self, asked: ModelCall, *, is_manual: bool = False, is_text: bool = False
+    ) -> ModelResponse | FailedCall:
+        """Call a model, and record whether its response was of use: any that is complete, or only a text."""
         outcome, breakers = await self.call(asked, is_manual=is_manual), self.health.breakers
-        if isinstance(outcome, ModelResponse):
+        if isinstance(outcome, ModelResponse) and (outcome.is_text or not is_text):
             breakers.record_success(*asked.names)
         elif outcome.exchange:
-            breakers.record_failure(*asked.names, self.clock.monotonic())
+            breakers.record_failure(*asked.names)
         return outcome
+
+    def find_form(self, session: SessionKey, credential: CallCredential, upstream: Upstream) -> Format:
+        """Return the format of a call: at the session's own upstream that of its calls, which may speak no other."""
+        if upstream.name == session.upstream:
+            return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or OWN_FORMAT.name]
+        return find_form(self.models.providers.get(upstream.name, UNKNOWN_PROVIDER).host)
 
     async def _carry(self, call: RunningCall) -> None:
         asked = call.asked
@@ -360,9 +368,7 @@ class ModelCaller:
             problem = str(error)
         if call.status not in SUCCESS:
             is_too_long = read_overflow(call.status, call.headers, call.content) is not None
-            pause = read_rate_limits(call.headers, self.clock.now_ms()).retry_after
-            reason = f"status {call.status}: {problem}"
-            return FailedCall(reason, call.status, pause, call.id, is_too_long=is_too_long)
+            return FailedCall(f"status {call.status}: {problem}", call.status, call.id, is_too_long=is_too_long)
         if problem:
             return _fail(call, problem)
         if call.asked.form is None:  # nobody else reads it

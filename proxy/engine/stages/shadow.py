@@ -13,14 +13,15 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from proxy.context.loops.detection import name_call
 from proxy.context.verbatim import may_bind_reasoning
-from proxy.engine.compaction.credentials import CallCredential
+from proxy.engine.background.jobs import BackgroundJobs
+from proxy.engine.compaction.credentials import CallCredential, CredentialCache
 from proxy.engine.compaction.model_call import MOST_BYTES, ModelCall, ModelCaller, ModelResponse
 from proxy.engine.compaction.spending import SpendBudget
-from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.policy import ShadowPolicy
 from proxy.engine.response_reader import ReadResponse
 from proxy.engine.runtime import attempt
@@ -34,6 +35,7 @@ from proxy.model.messages import RECALL_TOOL
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 
+_JOB = "shadow"
 _MOST_AT_ONCE = 4
 _MOST_PLANS = 1024
 _ALL = 1_000_000_000
@@ -111,7 +113,8 @@ class ShadowCheck:
 
     policy: ShadowPolicy
     caller: ModelCaller
-    trigger: CompactionTrigger
+    jobs: BackgroundJobs
+    credentials: CredentialCache
 
     def __post_init__(self) -> None:
         caller, relay = self.caller, self.caller.relay
@@ -140,11 +143,11 @@ class ShadowCheck:
             return
         if plan is None or not _is_shortened(plan) or event.status not in SUCCESS or event.completeness != "complete":
             return
-        if self._running >= _MOST_AT_ONCE or self.trigger.is_local(event.upstream, event.model):
+        if self._running >= _MOST_AT_ONCE or self.jobs.is_local(event.upstream, event.model):
             return
-        found = self.trigger.credentials.find_newest(event.session)  # the trigger has just stored that of this call
+        found = self.credentials.find_newest(event.session)  # the trigger has just stored that of this call
         if found is not None:
-            self.caller.tasks.spawn(self._check(event, plan, *found))
+            self.jobs.start(event.session, _JOB, partial(self._check, event, plan, *found))
 
     async def _check(
         self, event: ExchangeRecorded, plan: Plan, session: SessionKey, credential: CallCredential

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from proxy.engine.compaction.scheduling import JobSchedule
+from proxy.engine.background.jobs import SUMMARY, BackgroundJobs
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
@@ -87,7 +87,7 @@ class Conversations:
     exchanges: ExchangeService
     archive: TurnLog
     models: Models
-    schedule: JobSchedule
+    jobs: BackgroundJobs
     loops: LoopWatch | None
     cap: int
 
@@ -95,7 +95,7 @@ class Conversations:
         exchanges, relay = self.exchanges, self.exchanges.calls.relay
         self.tasks, self.bus, self.reader = exchanges.calls.tasks, relay.bus, relay.reader
         self.prices = self.models.prices
-        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.schedule.has_job)
+        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.jobs)
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
@@ -210,7 +210,7 @@ class ProgramSession:
     @property
     def is_compacting(self) -> bool:
         """Whether a summary of the session is being made."""
-        return self._home.schedule.has_job(self.key.id)
+        return bool(self._home.jobs.list_jobs(self.key.id, SUMMARY))
 
     def restore(self, history: KnownHistory | None) -> None:
         """Take up a history as the log has it."""
@@ -219,8 +219,8 @@ class ProgramSession:
 
     async def wait_for_compaction(self) -> None:
         """Wait until no summary of the session is being made."""
-        while tasks := self._home.schedule.list_tasks(self.key.id):
-            await asyncio.wait(tasks)
+        while jobs := self._home.jobs.list_jobs(self.key.id, SUMMARY):
+            await asyncio.wait([job.task for job in jobs])
 
     async def send(
         self,

@@ -87,7 +87,9 @@ class World:
         self.shop = Workshop(upstream=self.model, wire=self.model.wire, after=after, **made)
         self.told: list[ShadowEnded] = []
         self.shop.bus.subscribe(ShadowEnded, self.told.append)
-        self.check = ShadowCheck(self.policy, self.shop.summarizer.caller, self.shop.trigger)
+        self.check = ShadowCheck(
+            self.policy, self.shop.summarizer.caller, self.shop.worker.jobs, self.shop.worker.credentials
+        )
 
     async def again(self) -> None:
         await self.shop.settle()
@@ -266,8 +268,8 @@ async def test_no_share_of_a_session_pays_for_it() -> None:
     world = World(act(a=1), act(a=1))
     await world.call()
     budget = world.shop.summarizer.health.budget
-    assert budget.get_summary_cost(world.shop.session).tokens == 0
-    assert budget.get_summary_cost("").tokens > 0
+    assert budget.get_balance(world.shop.session).summaries.tokens == 0
+    assert budget.get_balance("").summaries.tokens > 0
 
 
 @pytest.mark.parametrize("is_allowed", [False, True])
@@ -325,16 +327,14 @@ async def test_with_its_session_the_call_is_erased() -> None:
     erasing.eraser.close()
 
 
-async def test_a_session_that_is_checked_right_now_is_not_erased() -> None:
+async def test_a_check_that_is_under_way_ends_when_its_session_is_erased() -> None:
     world = World(act(a=1), ScriptedResponse(b"{", headers=JSON))
     await world.shop.call(LONG)
     shop = world.shop
     await in_time(world.model.was_asked.wait())
     live = LiveSessions(shop.exchanges, shop.worker, shop.remembered, cast(Any, None), cast(Any, None))
-    assert await live.settle(shop.session) == "a call of our own for it is under way"
-    shop.tasks.cancel()
-    await shop.settle()
     assert await live.settle(shop.session) == ""
+    assert not shop.worker.jobs.list_jobs(shop.session)
     (row,) = await shop.log.list_shadows(0)
     assert (row.answers[1], row.expected.output) == (b"", 3)
     assert world.check.policy is ALL

@@ -32,6 +32,7 @@ from proxy.engine.recall.rounds import build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import SystemIds
+from proxy.engine.stages.tool_diet import ToolDiet
 from proxy.engine.text_jobs import TextJobs
 from proxy.store.memory_files import write_memory
 from proxy.store.sqlite.archive import SqliteArchive
@@ -87,7 +88,10 @@ def build_context(
     trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start, call_later=call_later)
     states = StateReader(
         *(caches, models, bus, clock, Holdout(own.holdout_fraction, archive.salt)),
-        offers=build_offers(is_on=settings.recall.inject),
+        offers=build_offers(
+            is_on=settings.recall.inject,
+            make=partial(ToolDiet, after=settings.recall.shorten_tools_after, count=models.counter.count_now),
+        ),
         scan_messages=settings.turns.scan_messages,
         is_asked=memory.is_due,
     )

@@ -65,8 +65,9 @@ class ToolDiet(ToolOffers):
         before = list_shortened(tool)
         if not tool or not (self._after or before):
             return tool
-        used, is_long = self._list_used(request, structures, recalled)
         is_first = epoch is None or not epoch.tool
+        depth = len(structures) if epoch is None or is_first else epoch.depth
+        used, is_long = self._list_used(request, structures, recalled, depth)
         tools = self._read_tools(request.split.member("tools")) if self._after else ()
         chosen = choose_shortened(tools, used, before, is_long=is_long, is_first=is_first)
         if chosen == before or self._find_obstacle(request, False):
@@ -123,18 +124,25 @@ class ToolDiet(ToolOffers):
         return read
 
     def _list_used(
-        self, request: ManagedRequest, structures: Sequence[MessageStructure], recalled: Mapping[int, Recalled]
+        self,
+        request: ManagedRequest,
+        structures: Sequence[MessageStructure],
+        recalled: Mapping[int, Recalled],
+        depth: int,
     ) -> tuple[set[str], bool]:
-        """Return the tools that were called or asked for in the newest steps, and whether there are so many steps."""
+        """Return the tools that were called or asked for in the newest steps, and whether there are so many steps.
+
+        Those behind the first `depth` messages, which the active epoch replaces, count even where they are more.
+        """
         used, steps, place = set[str](), 0, len(structures)
-        while place and steps < self._after:
+        while place and (steps < self._after or place > depth):
             place -= 1
             if structures[place].role != "assistant":
                 continue
             used |= self._list_called(request, place) if structures[place].calls else set()
             used |= _list_asked(request.wire, recalled[place]) if place in recalled else set()
             steps += not place or structures[place - 1].role != "assistant"
-        return used, steps == self._after
+        return used, steps >= self._after
 
     def _list_called(self, request: ManagedRequest, place: int) -> frozenset[str]:
         called = self._called.get(request.nodes[place])

@@ -25,8 +25,10 @@ from tests.support.wire_histories import PATHS, answer_call, ask, make_request
 from tests.support.wire_histories import call as call_read
 
 NAMES = [f"tool_{number}" for number in range(14)]
-BASH = {"type": "function", "function": {"name": "bash", "description": LONG, "parameters": SCHEMA}}
-OTHERS = [{"type": "function", "function": {"name": each, "description": LONG, "parameters": SCHEMA}} for each in NAMES]
+BASH: dict[str, Any] = {"type": "function", "function": {"name": "bash", "description": LONG, "parameters": SCHEMA}}
+OTHERS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": each, "description": LONG, "parameters": SCHEMA}} for each in NAMES
+]
 TOOLS = [*OTHERS[:7], BASH, *OTHERS[7:]]
 CEILING = 20_000
 SHORT_TOOL = {"description": "Reads a file from the disk.", "parameters": SHORT}
@@ -38,7 +40,7 @@ class Diet:
     def __init__(self, after: "Diet | None" = None, *, steps: int = 10, is_on: bool = True) -> None:
         before = after.engine if after is not None else None
         run = self.run if is_on else None
-        self.engine = ManagedEngine(run=run, ceiling=CEILING, shorten_tools_after=steps, after=before)
+        self.engine: ManagedEngine = ManagedEngine(run=run, ceiling=CEILING, shorten_tools_after=steps, after=before)
 
     async def run(self, request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
         self.request = request
@@ -153,7 +155,7 @@ def split_tools(body: bytes) -> bytes:
         {"tool_choice": {"type": "function", "function": {"name": "bash"}}},
         {"tool_choice": "none"},
         {"tools": [{**each, "defer_loading": True} for each in TOOLS]},
-        {"tools": [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS]},  # type: ignore[dict-item]
+        {"tools": [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS]},
     ],
 )
 async def test_what_a_client_has_decided_about_its_tools_stays(members: dict[str, Any]) -> None:
@@ -215,15 +217,19 @@ async def test_a_call_of_a_shortened_tool_goes_to_the_client_and_the_next_epoch_
     session = Diet()
     await session.open()
     arguments = '{"path": "a.py", "edits": [{"old": "x"}]}'
-    message = {"role": "assistant", "content": None, "tool_calls": [{**call(arguments, "tool_5", "c1")}]}
-    del message["tool_calls"][0]["index"]  # type: ignore[index]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{**call(arguments, "tool_5", "c1")}],
+    }
+    del message["tool_calls"][0]["index"]
     session.engine.upstream.prepare(
         ScriptedResponse(json.dumps({"choices": [{"message": message}]}).encode(), headers=JSON, ending="whole")
     )
     turn = await session.send(session.steps + 1)
     assert json.loads(turn.client.body)["choices"][0]["message"] == message
     at = 2 + 2 * (session.steps + 1)
-    step = [message, {"role": "tool", "tool_call_id": "c1", "content": "done"}]
+    step: list[Any] = [message, {"role": "tool", "tool_call_id": "c1", "content": "done"}]
     for steps in range(session.steps + 2, 60):
         last = await session.engine.send([*HISTORY[:at], *step, *HISTORY[at : 2 + 2 * steps]], tools=TOOLS)
         if len(session.engine.epochs) > 1:

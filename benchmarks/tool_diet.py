@@ -28,9 +28,9 @@ from benchmarks.playback import (
     ScriptedUpstream,
     TokenCounter,
     is_same_end,
-    send,
     play,
     read_sessions,
+    send,
 )
 from proxy.wire.messages import read_counted_tools
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 _MOST_SENTENCE = 200  # characters
-# Bytes of JSON: by which a tool has to become shorter, since its name stands in the list; and what a first choice has
-# to save, where the tools change anyway.
-_LEAST_SAVED, _LEAST_FIRST = 100, 1_000
+# Bytes of JSON: by which a tool has to become shorter, since its name stands in the list; and what a choice has to save.
+# Less is lost again with the cache once a tool is used and is whole again (measured with 14 small tools, all used).
+_LEAST_SAVED, _LEAST_ALL = 100, 3_000
 # What another choice has to save of the tools that are sent, since a provider's cache begins with them.
 _LEAST_SHARE = 0.3
 _MOST_DEPTH = 32
@@ -86,7 +86,7 @@ def choose_shortened(
     if before and len(kept) < len(before):
         return chosen
     sent = sum([len(each.whole) for each in tools]) - sum([idle[name] for name in kept])
-    least = _LEAST_FIRST if is_first else max(_LEAST_FIRST, _LEAST_SHARE * sent)
+    least = _LEAST_ALL if is_first else max(_LEAST_ALL, _LEAST_SHARE * sent)
     return chosen if sum([idle[name] for name in chosen]) - sum([idle[name] for name in kept]) >= least else kept
 
 

@@ -226,9 +226,9 @@ def choose(used: set[str], before: tuple[str, ...] = (), *, is_long: bool = True
         ({"a", "c"}, "", {"is_first": True}, "bdefgh"),
         ({"a", "c"}, "", {}, "bdefgh"),
         ({"a", "c"}, "", {"is_first": True, "is_long": False}, ""),
-        (set("abcdefg"), "", {"is_first": True}, ""),  # one alone saves too little
-        (set("abcdef"), "", {}, ""),  # two do not save what the change costs
-        (set("abcdef"), "", {"is_first": True}, "gh"),
+        (set("abcd"), "", {"is_first": True}, ""),  # four save too little
+        (set("abc"), "", {"is_first": True}, "defgh"),
+        (set("abcd"), "ef", {}, "ef"),
         ({"a"}, "bcdefg", {}, "bcdefg"),  # h saves too little
         ({"a"}, "bc", {}, "bcdefgh"),
         ({"a", "b"}, "bcdefg", {}, "cdefgh"),  # b was called: the tools change anyway
@@ -239,6 +239,15 @@ def choose(used: set[str], before: tuple[str, ...] = (), *, is_long: bool = True
 )
 def test_which_tools_are_shortened(used: set[str], before: str, options: dict[str, bool], chosen: str) -> None:
     assert choose(used, tuple(before), **options) == chosen
+
+
+def test_tools_do_not_change_for_a_small_part_of_them() -> None:
+    tools = read_tools(json.dumps([spell("chat", f"{n}") for n in range(40)]).encode())
+    used, options = {f"{n}" for n in range(34)}, {"is_long": True}
+    six = tuple(each.name for each in tools[34:])
+    assert choose_shortened(tools, used, (), **options, is_first=True) == six
+    assert choose_shortened(tools, used, (), **options, is_first=False) == ()
+    assert choose_shortened(tools, (), six, **options, is_first=False) == tuple(each.name for each in tools)
 
 
 def test_a_tool_that_hardly_becomes_shorter_stays_whole() -> None:

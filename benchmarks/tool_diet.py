@@ -127,6 +127,10 @@ class Figures:
     wrong: int = 0
     heads: int = 0
 
+    def list_spent(self) -> tuple[float, ...]:
+        """Return the tokens, and their price at both prices of writing a cache."""
+        return self.tokens, self.price(1.0), self.price(_WRITE)
+
     def price(self, write: float) -> float:
         return _READ * self.read + write * (self.tokens - self.read)
 
@@ -261,8 +265,8 @@ def main() -> None:
                 found = run(sessions, options.ceiling, after)
                 whole = whole or found
                 cells = [f"{found.heads / found.calls:,.0f}"]
-                for get in (lambda each: each.tokens, lambda each: each.price(1.0), lambda each: each.price(_WRITE)):
-                    cells.append(f"{get(found):,.0f} ({100 * (get(found) / get(whole) - 1):+.1f} %)")
+                for spent, before in zip(found.list_spent(), whole.list_spent(), strict=True):
+                    cells.append(f"{spent:,.0f} ({100 * (spent / before - 1):+.1f} %)")
                 faults = found.epochs, found.shortened, found.asked, found.wrong
                 print(" | ".join([f"| {corpus}", str(count), str(after), *cells, *map(str, faults)]) + " |", flush=True)
 

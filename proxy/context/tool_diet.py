@@ -14,7 +14,7 @@ import msgspec
 _MOST_SENTENCE = 200  # characters
 # Bytes of JSON: by which a tool has to become shorter, since its name stands in the list; and what a choice has to
 # save. Less is lost again with the cache once a tool is used and whole again (measured with 14 small tools, all used).
-_LEAST_SAVED, _LEAST_ALL = 100, 3_000
+_LEAST_SAVED, _LEAST_ALL = 100, 6_000
 # What another choice has to save of the tools that are sent, since a provider's cache begins with them.
 _LEAST_SHARE = 0.3
 _MOST_DEPTH = 32

@@ -107,6 +107,10 @@ class ToolOffers:
         """Return the tokens by which the tools of a request grow with ours; 0 for none."""
         return TOOL_TOKENS if tool else 0
 
+    def find_echo(self, request: ManagedRequest, epoch: Epoch) -> bytes:
+        """Return the raw tools that the client gets where a response has those that were sent; empty: without ours."""
+        return b""
+
     def answer(self, request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
         """Return the result of a call of our tool about tools, given its raw arguments; empty if it is no such call."""
         return ""

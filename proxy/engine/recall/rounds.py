@@ -170,9 +170,9 @@ class AnswerRounds:
             context = self._parts.states.caches.contexts.get(self._request.session.id)
             binds = context is None or context.reasoning.binds_in(self._request)
             is_stored = self._request.split.member("store") != b"false"
-            self._stitcher = make_stitcher(
-                self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds, is_stored=is_stored
-            )
+            options = {"binds_reasoning": binds, "is_stored": is_stored}
+            echo = self._parts.states.offers.find_echo(self._request, self._epoch)
+            self._stitcher = make_stitcher(self._form, RECALL_TOOL, is_stream=is_stream, echo=echo, **options)
             self._head, self._is_stream = drop_encoding(headers), is_stream
         return is_stream is self._is_stream
 

@@ -96,6 +96,10 @@ class ToolDiet(ToolOffers):
         whole, written = self._count(request.model, pieces).tokens
         return written - whole
 
+    def find_echo(self, request: ManagedRequest, epoch: Epoch) -> bytes:
+        """Return the client's raw tools if some of them are shortened."""
+        return request.split.member("tools") if list_shortened(epoch.tool) else b""
+
     def answer(self, request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
         """Return the whole of the tools that a call asks for; empty if it asks for something else."""
         shortened = list_shortened(epoch.tool)

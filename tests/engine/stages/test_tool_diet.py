@@ -249,6 +249,17 @@ async def test_an_upstream_that_refuses_our_tool_gets_whole_tools() -> None:
     assert list_tools(turn.all_sent[-1]) == TOOLS
 
 
+async def test_a_response_that_repeats_the_tools_has_those_of_the_client() -> None:
+    session = Diet()
+    await session.open()
+    for each in (asking("{}"), saying("I see.")):
+        session.engine.upstream.prepare(each)
+    await session.send(session.steps + 1, stream=True)
+    offers, epoch = session.engine.controller.states.offers, session.engine.epochs[0]
+    assert json.loads(offers.find_echo(session.request, epoch)) == TOOLS
+    assert offers.find_echo(session.request, change(epoch, tool=b"{}")) == b""
+
+
 @pytest.mark.parametrize("wire", list(PATHS))
 async def test_all_formats(wire: str) -> None:
     engine = ManagedEngine(run=Diet().run, ceiling=CEILING, window=None, shorten_tools_after=10)

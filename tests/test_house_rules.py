@@ -41,6 +41,7 @@ MOST_MODULES = {
     "proxy/store/sqlite": 18,
     "proxy/context": 22,
     "proxy/model": 19,
+    "proxy/read": 16,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
@@ -85,30 +86,31 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 577_782, 332_090
+MOST_TOKENS, MOST_CORE_TOKENS = 577_739, 332_086
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_266,
-    "proxy/cli": 34_714,
+    "proxy": 9_264,
+    "proxy/cli": 34_710,
     "proxy/config": 6_131,
     "proxy/context": 75_730,
-    "proxy/demo": 6_652,
-    "proxy/doctor": 4_914,
-    "proxy/engine": 181_747,
+    "proxy/demo": 6_067,
+    "proxy/doctor": 6_623,
+    "proxy/engine": 177_100,
+    "proxy/lab": 1_386,
     "proxy/model": 13_062,
-    "proxy/read": 26_574,
+    "proxy/read": 29_056,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_622,
-    "proxy/server": 28_171,
+    "proxy/server": 28_169,
     "proxy/store": 59_589,
     "proxy/telemetry": 8_470,
     "proxy/transcripts": 9_702,
-    "proxy/trial": 8_852,
+    "proxy/trial": 8_472,
     "proxy/upstream": 13_953,
     "proxy/wire": 62_218,
     "proxy/worker": 7_128,
 }
 MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 43, "view": 32}
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 144, 107
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 143, 107
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -20,7 +20,6 @@ from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.loop_watch import LoopWatch
-from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
@@ -35,6 +34,7 @@ from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner
 from proxy.model.exchange import Opening, Outcome
+from proxy.read.findings import Diagnosis, conclude
 from proxy.read.savings import SavingsInputs
 from proxy.server.access import FindTenant
 from proxy.server.api.context import ContextApi

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 590, 60, 405
 # Of modules: 160 held the first six steps; why a cache missed, bound reasoning, the ledger of steps and providers that
 # litellm calls came on top, then recall and search, and the strategies with their memory.
-MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 380, 150, 60, 0.1
+MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 381, 150, 60, 0.1
 # Packages may have 15 modules; these more.
 MOST_MODULES = {
     "proxy/engine": 16,

@@ -236,7 +236,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.archive),
-        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.misplaced)),
+        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.calls.misplaced)),
         memory=MemoryApi(engine.context.memory.memory, engine.context.memory, settings.snapshot, inputs),
         events=EventsApi(engine.archive, engine.events),
         maps=MapsApi(OperatorEngine(engine.conversations, settings.operators, engine.sandbox)),

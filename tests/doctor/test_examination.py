@@ -222,7 +222,7 @@ async def test_a_credential_of_another_provider_passes_and_is_told(tmp_path: Pat
         for _ in range(2):
             client = await make_call(engine, CHAT, next(write_requests(CHAT, "gpt-5", "alpha", 9)), (key,))
             assert client.status == 200 and dict(arrived[-1])[b"authorization"] == key[1]
-        assert engine.exchanges.misplaced.found == {MisplacedKey("openai", "OpenAI", "Anthropic")}
+        assert engine.exchanges.calls.misplaced.found == {MisplacedKey("openai", "OpenAI", "Anthropic")}
 
 
 async def test_a_configured_key_of_another_provider_is_told(tmp_path: Path) -> None:

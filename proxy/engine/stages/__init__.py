@@ -1,1 +1,1 @@
-"""Features of a call, one file each: what they change of what is sent, and what they answer."""
+"""The stages of a call: what features do in it, each in one place. `order_stages` has their order."""

@@ -89,12 +89,10 @@ def build_context(
     trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start, call_later=call_later)
     if settings.shadow.fraction and not is_patient:
         ShadowCheck(settings.shadow, caller, trigger)  # the bus has it from here on
+    diet = partial(ToolDiet, after=settings.recall.shorten_tools_after, count=models.counter.count_now)
     states = StateReader(
         *(caches, models, bus, clock, Holdout(own.holdout_fraction, archive.salt)),
-        offers=build_offers(
-            is_on=settings.recall.inject,
-            make=partial(ToolDiet, after=settings.recall.shorten_tools_after, count=models.counter.count_now),
-        ),
+        offers=build_offers(is_on=settings.recall.inject, make=diet),
         scan_messages=settings.turns.scan_messages,
         is_asked=memory.is_due,
     )

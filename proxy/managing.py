@@ -33,6 +33,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import SystemIds
 from proxy.engine.stages.shadow import ShadowCheck
+from proxy.engine.stages.tool_diet import ToolDiet
 from proxy.engine.text_jobs import TextJobs
 from proxy.store.memory_files import write_memory
 from proxy.store.sqlite.archive import SqliteArchive
@@ -90,9 +91,10 @@ def build_context(
     trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start)
     if settings.shadow.fraction and not is_patient:
         ShadowCheck(settings.shadow, caller, jobs, summaries.credentials)  # the bus has it from here on
+    diet = partial(ToolDiet, after=settings.recall.shorten_tools_after, count=models.counter.count_now)
     states = StateReader(
         *(caches, models, bus, clock, Holdout(own.holdout_fraction, archive.salt)),
-        offers=build_offers(is_on=settings.recall.inject),
+        offers=build_offers(is_on=settings.recall.inject, make=diet),
         scan_messages=settings.turns.scan_messages,
         is_asked=memory.is_due,
     )

@@ -7,6 +7,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ from proxy.engine.recall.rounds import LookAhead, RecallRounds, Run, build_offer
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.stages.order import order_stages
+from proxy.engine.stages.tool_diet import ToolDiet
+from proxy.engine.token_counter import Count, Piece
 from proxy.model.card import Card
 from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled, StoredContext
 from proxy.model.errors import StoreUnavailable
@@ -144,6 +147,7 @@ class ManagedEngine(Engine):
         run: Run | None = None,
         max_hops: int = 4,
         prepare: LookAhead = lambda _: None,
+        shorten_tools_after: int = 0,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -164,7 +168,10 @@ class ManagedEngine(Engine):
             tokenizer=tokenizer,
             plans_ahead=self.ahead,
             has_ahead=plans_ahead,
-            offers=build_offers(is_on=run is not None),
+            offers=build_offers(
+                is_on=run is not None,
+                make=partial(ToolDiet, after=shorten_tools_after, count=lambda *each: self.count_tools(*each)),
+            ),
         )
         parts = self.controller.states, self.lineage
         limits: Any = {"bus": self.bus, "max_hops": max_hops, "record_cap": 1 << 26}
@@ -186,6 +193,9 @@ class ManagedEngine(Engine):
         turn = self.start(messages, headers, **members)
         await turn.finish()
         return turn
+
+    def count_tools(self, model: str, pieces: Sequence[Piece]) -> Count:
+        return self.controller.states.models.counter.count_now(model, pieces)
 
     async def wait_for_ahead(self) -> None:
         """Wait until the plans that are made ahead are there, or have failed."""

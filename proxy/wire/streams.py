@@ -34,7 +34,8 @@ EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n|\n\r\n")
 # Members that are not sent in fragments. Some servers repeat them in each fragment: the first value that is set stays.
 _FIXED = frozenset({"id", "type", "role", "name", "format"})
 _UNSAID = "error without a message"
-_PLAIN_EVENT = re.compile(r"(?:event: ?(.*)\n)?data: ?(.*)\n\n")
+# Nearly all events. It begins at a line and never gives back what it has of one, so that no text takes long.
+_PLAIN_EVENT = re.compile(r"^(?:event: ?(.*+)\n)?data: ?(.*+)\n\n", re.MULTILINE)
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 

@@ -73,6 +73,11 @@ def test_broken_utf8_is_replaced_and_does_not_swallow_the_line_end() -> None:
     assert list(read_events(b"data: \xe2\x82\ndata: \xff\n\n")) == [ServerEvent("", "\ufffd\n\ufffd")]
 
 
+def test_a_line_of_many_fields_takes_no_longer_than_others() -> None:
+    """Looked for at each place of the line, an event would be looked for until the end of the line each time."""
+    assert [len(event.data) for event in read_events(b"data: " * 100_000)] == [6 * 99_999]
+
+
 @given(st.binary())
 def test_any_bytes_can_be_read(stream: bytes) -> None:
     for event in read_events(stream):

@@ -12,6 +12,7 @@ from benchmarks import chat_wires
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy, SnapshotPolicy
 from proxy.context.message_features import extract_features
+from proxy.engine.call.calls import Calls
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_call import ModelCaller
@@ -32,6 +33,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
+from proxy.engine.stages.order import order_stages
 from proxy.engine.text_jobs import TextJobs
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card
@@ -229,14 +231,8 @@ class Workshop(Engine):
         states = StateReader(self.memory, models, self.bus, self.clock, is_asked=self.remembered.is_due)
         chain = FallbackChain(states, planner, self.bus, hard_wait_seconds=30.0, memory=snapshots)
         self.controller = ContextController(states, chain, self.trigger, self.bus)
-        self.exchanges = ExchangeService(
-            engine_policy,
-            FORMATS,
-            resolver=self.reception,
-            relay=self.relay,
-            tasks=self.tasks,
-            controller=self.controller,
-        )
+        calls, stages = Calls(engine_policy, self.relay, self.tasks), order_stages(states)
+        self.exchanges = ExchangeService(calls, FORMATS, self.reception, self.controller, stages)
 
     async def call(
         self, messages: Sequence[Message], headers: Headers = (), *, model: str = MODEL, **members: Any

@@ -13,15 +13,17 @@ from msgspec.structs import replace
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import PlanRequest
+from proxy.engine.call.calls import Calls
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Tokenizer
-from proxy.engine.recall.rounds import Prepare, RecallRounds, Run, build_offers
+from proxy.engine.recall.rounds import LookAhead, RecallRounds, Run, build_offers
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.stages.order import order_stages
 from proxy.model.card import Card
 from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled, StoredContext
 from proxy.model.errors import StoreUnavailable
@@ -141,7 +143,7 @@ class ManagedEngine(Engine):
         plans_ahead: bool = True,
         run: Run | None = None,
         max_hops: int = 4,
-        prepare: Prepare = lambda _: None,
+        prepare: LookAhead = lambda _: None,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -166,17 +168,10 @@ class ManagedEngine(Engine):
         )
         parts = self.controller.states, self.lineage
         limits: Any = {"bus": self.bus, "max_hops": max_hops, "record_cap": 1 << 26}
-        recall = RecallRounds(run, *parts, **limits, prepare=prepare) if run is not None else None
+        recall = RecallRounds(run, *parts, **limits, look_ahead=prepare) if run is not None else None
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
-        self.exchanges = ExchangeService(
-            policy,
-            formats,
-            resolver=self.reception,
-            relay=self.relay,
-            tasks=self.tasks,
-            controller=self.controller,
-            recall=recall,
-        )
+        calls, stages = Calls(policy, self.relay, self.tasks), order_stages(self.controller.states, recall=recall)
+        self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, stages)
 
     def start(
         self, messages: Sequence[Message], headers: Headers = (), *, base: Headers = NAMED, **members: Any

@@ -30,11 +30,11 @@ class LiveSessions:
 
     async def settle(self, session: str) -> str:
         """Read the answers of a session that wait to be read. Return what goes on in it, or an empty text."""
-        if self.exchanges.is_open(session):
+        if self.exchanges.calls.is_open(session):
             return "a call is under way"
         if self.summaries.schedule.has_job(session):
             return "a summary of it is being made"
-        reader = self.exchanges.relay.reader
+        reader = self.exchanges.calls.relay.reader
         for exchange in reader.lineage.list_open(session):
             await reader.read_now(exchange)
         return "an answer to it is being read" if reader.lineage.list_open(session) else ""

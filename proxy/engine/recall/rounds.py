@@ -69,7 +69,7 @@ Run = Callable[[ManagedRequest, Epoch, str, int], Awaitable[str]]
 
 The last argument is the number of characters for which there is room: a search answers in at most so many.
 """
-Prepare = Callable[[ManagedRequest], None]
+LookAhead = Callable[[ManagedRequest], None]
 """Begins to prepare the result of a call whose arguments have not come yet."""
 
 
@@ -85,10 +85,10 @@ class RecallRounds:
         bus: EngineBus,
         max_hops: int,
         record_cap: int,
-        prepare: Prepare = lambda _: None,
+        look_ahead: LookAhead = lambda _: None,
     ) -> None:
         self.run = run
-        self.prepare = prepare
+        self.look_ahead = look_ahead
         self.states = states
         self.lineage = lineage
         self.bus = bus
@@ -237,7 +237,7 @@ class AnswerRounds:
         self._withheld.append(self._stitcher.feed(piece))
         if not self._is_prepared and self._stitcher.has_call:
             self._is_prepared = True
-            self._parts.prepare(self._request)
+            self._parts.look_ahead(self._request)
         if self._stitcher.is_withholding:
             self._watch()
 
@@ -462,11 +462,11 @@ def build_rounds(
     async def run(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
         return await recall.run(make_scope(request, policy.scope, epoch, room), arguments)
 
-    def prepare(request: ManagedRequest) -> None:
+    def look_ahead(request: ManagedRequest) -> None:
         recall.prepare(make_scope(request, policy.scope))
 
     limits = {"max_hops": policy.max_hops, "record_cap": record_cap}
-    return RecallRounds(run, states, lineage, bus=bus, prepare=prepare, **limits)
+    return RecallRounds(run, states, lineage, bus=bus, look_ahead=look_ahead, **limits)
 
 
 def build_offers(*, is_on: bool) -> ToolOffers:

@@ -18,6 +18,7 @@ from proxy.engine.models import Models
 from proxy.engine.recall.scope import is_conversation
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import SystemIds
+from proxy.engine.stages.loops import LoopWatch
 from proxy.engine.turns.answers import (
     OnPart,
     PartReader,
@@ -87,11 +88,13 @@ class Conversations:
     archive: TurnLog
     models: Models
     schedule: JobSchedule
+    loops: LoopWatch | None
     cap: int
 
     def __post_init__(self) -> None:
-        exchanges, relay = self.exchanges, self.exchanges.relay
-        self.tasks, self.bus, self.reader, self.prices = exchanges.tasks, relay.bus, relay.reader, self.models.prices
+        exchanges, relay = self.exchanges, self.exchanges.calls.relay
+        self.tasks, self.bus, self.reader = exchanges.calls.tasks, relay.bus, relay.reader
+        self.prices = self.models.prices
         self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.schedule.has_job)
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
@@ -449,7 +452,7 @@ class ProgramSession:
         return response
 
     def _make_result(self, response: LocalClient, answer: ReadAnswer) -> TurnResult:
-        usage = answer.usage
+        usage, loops = answer.usage, self._home.loops
         cost = None if usage is None else self._home.prices.price(self.key.upstream, self.model, usage).money
         return TurnResult(
             message_id=self._home.replies.get(response.exchange) or response.exchange,
@@ -457,7 +460,7 @@ class ProgramSession:
             finish_reason=answer.finish,
             tokens=count_usage(usage),
             cost=cost,
-            doom_loop_detected=bool(answer.calls) and self._home.exchanges.is_looping(self.key.id),
+            doom_loop_detected=bool(answer.calls) and loops is not None and loops.is_looping(self.key.id),
         )
 
 

@@ -172,7 +172,11 @@ class TurnRecorder:
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self.resolver, self.tasks, relay = self.exchanges.resolver, self.exchanges.tasks, self.exchanges.relay
+        self.resolver, self.tasks, relay = (
+            self.exchanges.resolver,
+            self.exchanges.calls.tasks,
+            self.exchanges.calls.relay,
+        )
         self.gate, self.bus, self.clock = relay.durability, relay.bus, relay.clock
 
     async def create(self, wanted: SessionRequest) -> SessionKey:

@@ -32,6 +32,7 @@ from proxy.engine.recall.rounds import build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import SystemIds
+from proxy.engine.stages.shadow import ShadowCheck
 from proxy.engine.text_jobs import TextJobs
 from proxy.store.memory_files import write_memory
 from proxy.store.sqlite.archive import SqliteArchive
@@ -85,6 +86,8 @@ def build_context(
     )
     snapshots = SnapshotMemory(memory=memory, worker=summaries, policy=settings.snapshot)
     trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start, call_later=call_later)
+    if settings.shadow.fraction and not is_patient:
+        ShadowCheck(settings.shadow, caller, trigger)  # the bus has it from here on
     states = StateReader(
         *(caches, models, bus, clock, Holdout(own.holdout_fraction, archive.salt)),
         offers=build_offers(is_on=settings.recall.inject),

@@ -29,7 +29,7 @@ from proxy.engine.runtime import attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import SUCCESS, Headers, Opening, Reading, Round, SessionKey, Usage
-from proxy.model.manifest import make_capped_manifest
+from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.retrieval.embeddings import EMBEDDINGS, read_embeddings
 from proxy.wire import OWN_FORMAT
 from proxy.wire.body import decode_content
@@ -46,6 +46,8 @@ from proxy.wire.overflow import read_overflow
 from proxy.wire.streams import EVENT_END
 from proxy.wire.summary_request import begins_with_thoughts, make_target, read_piece, read_summary
 
+REPEAT_SECONDS = 600.0
+"""Longest time for a client's own request that is sent again: its client sets the limit of a response, not we."""
 MOST_BYTES = 32 * 1024 * 1024
 """The most bytes of a response: a few times what 64 vectors of 8,192 numbers take."""
 
@@ -78,6 +80,9 @@ class ModelCall:
     extends: ManagedRequest | None = None  # the client's last request, if the body repeats it; only the rest is logged
     is_whole: bool = True  # the body repeats all of it, so that its cached share shows whether a cache is read
     texts: Sequence[str] = field(default=(), repr=False)  # of which vectors are asked for
+    # The id of the exchange, and the body as the log has it: this is a client's own request that is sent again. Its
+    # response is read to its end whatever it says, and no session's share pays for it.
+    repeats: tuple[str, Manifest] | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -88,6 +93,11 @@ class ModelCall:
     def is_at_home(self) -> bool:
         """Return whether it goes to the upstream of the session's own calls."""
         return self.upstream.name == self.session.upstream
+
+    @property
+    def payer(self) -> str:
+        """Return the session whose share of spending it takes from, empty if it takes from none."""
+        return self.session.id if self.repeats is None else ""
 
     @property
     def target(self) -> bytes:
@@ -119,6 +129,7 @@ class ModelResponse:
     refusal: str = ""
     block: str = ""  # the raw message of the provider's own compaction
     codes: Sequence[bytes] = ()  # of the texts of which vectors were asked for
+    answer: bytes = b""  # all of it as JSON, to a client's own request
 
     @property
     def has_no_room_left(self) -> bool:
@@ -195,7 +206,7 @@ class RunningCall(LocalClient):
         self._characters += len(report.said)
         self._beginning = (self._beginning + report.said)[:_BEGINNING_CHARACTERS]
         most = self.asked.most_characters * (_THINKING_FACTOR if begins_with_thoughts(self._beginning) else 1)
-        if report.is_tool_call:
+        if report.is_tool_call and self.asked.repeats is None:
             self.verdict = "tool_call"
         elif self._characters > most or len(self._buffered) > _MOST_BUFFERED:
             self.verdict = "too_long"
@@ -208,14 +219,15 @@ class RunningCall(LocalClient):
             codes, usage = read_embeddings(decode_content(self.content, coding, MOST_BYTES), len(asked.texts))
             return ModelResponse("", "", usage, seconds, is_tool_call=False, exchange=self.id, codes=codes)
         form = asked.form or OWN_FORMAT  # as an upstream says why it makes no vectors
-        answer, _ = read_received(form, self.headers, self.content, MOST_BYTES)
+        answer, plain = read_received(form, self.headers, self.content, MOST_BYTES)
         if answer.error or not answer.is_ended:
             raise ValueError(answer.error or _BROKEN)
         said = read_summary(form, answer)
         if len(said.text) > asked.most_characters:
             raise ValueError(_TOO_LONG)
         return ModelResponse(
-            *(said.text, said.finish, said.usage, seconds, said.is_tool_call, self.id, said.refusal, said.block)
+            *(said.text, said.finish, said.usage, seconds, said.is_tool_call, self.id, said.refusal, said.block),
+            answer=plain if asked.repeats is not None else b"",
         )
 
 
@@ -238,6 +250,7 @@ class ModelCaller:
         self.bus, self.clock, self.tasks = self.relay.bus, self.relay.clock, self.relay.bus.tasks
         self.health = ModelHealth(self.limits, self.models, self.bus, self.clock)
         self.time_limit_seconds = self.limits.time_limit_seconds
+        self.running: list[str] = []  # the sessions of the calls under way
 
     async def call(self, asked: ModelCall, *, is_manual: bool = False) -> ModelResponse | FailedCall:
         """Send a call if it may be made, and wait for its response up to the time limit.
@@ -252,21 +265,26 @@ class ModelCaller:
             return FailedCall(objection)
         budget, now = self.health.budget, self.clock.monotonic()
         expected = budget.price(*asked.names, asked.expected)
-        budget.reserve(asked.session.id, expected)
+        budget.reserve(asked.payer, expected)
         self.health.breakers.record_start(*asked.names, now)
-        call = RunningCall(asked, self.ids.next_exchange(), now, lambda: task.cancel())
+        self.running.append(asked.session.id)
+        id = self.ids.next_exchange() if asked.repeats is None else asked.repeats[0]
+        call = RunningCall(asked, id, now, lambda: task.cancel())
         task = self.tasks.spawn(self._carry(call))
         outcome: ModelResponse | FailedCall | None = None
         try:
-            await asyncio.wait((task,), timeout=self.time_limit_seconds)
+            limit = self.time_limit_seconds if asked.repeats is None else REPEAT_SECONDS
+            await asyncio.wait((task,), timeout=limit)
             if is_late := not task.done() and not call.is_stopped:
                 call.stop()
             await asyncio.wait((task,))
             problems: list[Exception] = []
-            outcome = await attempt(self._conclude(call, is_late=is_late), problems.append)
+            late = f"no complete response came within {limit:g} s" if is_late else _BROKEN
+            outcome = await attempt(self._conclude(call, late), problems.append)
             outcome = outcome or _fail(call, f"the response could not be read: {problems[0]!r}", status=0)
         finally:
             call.stop()
+            self.running.remove(asked.session.id)
             self._settle(call, outcome, expected)
         return outcome
 
@@ -302,7 +320,9 @@ class ModelCaller:
 
     def _make_opening(self, call: RunningCall, cap: int) -> Opening:
         asked = call.asked
-        if asked.extends is None:
+        if asked.repeats is not None:
+            body = asked.repeats[1]
+        elif asked.extends is None:
             body = make_capped_manifest(asked.body, cap)
         else:
             self.caches.forget_lost()
@@ -321,8 +341,8 @@ class ModelCaller:
             opened_ms=self.clock.now_ms(),
         )
 
-    async def _conclude(self, call: RunningCall, *, is_late: bool) -> ModelResponse | FailedCall:
-        """Return the result of a call that has ended."""
+    async def _conclude(self, call: RunningCall, unfinished: str) -> ModelResponse | FailedCall:
+        """Return the result of a call that has ended. `unfinished` says why, if the response is not whole."""
         seconds = self.clock.monotonic() - call.began
         if call.verdict == "tool_call":
             return ModelResponse("", "", None, seconds, is_tool_call=True, exchange=call.id)
@@ -331,9 +351,7 @@ class ModelCaller:
         if call.error is not None:
             return _fail(call, str(call.error), status=0)
         if not call.is_whole:
-            return _fail(
-                call, f"no complete response came within {self.time_limit_seconds:g} s" if is_late else _BROKEN
-            )
+            return _fail(call, unfinished)
         read, problem = partial(call.read_response, seconds), ""
         is_long = call.asked.form is None or len(call.content) > _INLINE_BYTES
         try:
@@ -360,10 +378,10 @@ class ModelCaller:
             cost = self.health.budget.price(*asked.names, outcome.usage)
         elif not call.is_billed:
             cost = Cost()
-        if isinstance(outcome, ModelResponse) and not outcome.is_tool_call:
+        if isinstance(outcome, ModelResponse) and not outcome.is_tool_call and asked.repeats is None:
             warm_usage = outcome.usage if asked.extends is not None and asked.is_whole else None
             self.health.cache_hits.record_call(*asked.names, seconds, warm_usage)
-        self.health.budget.settle(asked.session.id, call.id, expected, cost)
+        self.health.budget.settle(asked.payer, call.id, expected, cost)
         ended = (call.id, asked.session.id, *asked.names, _name(outcome), cost.tokens, seconds)
         self.bus.publish(AuxiliaryEnded(*ended, None if asked.form is not None else made))
 

@@ -34,6 +34,8 @@ class LiveSessions:
             return "a call is under way"
         if self.summaries.schedule.has_job(session):
             return "a summary of it is being made"
+        if session in self.summaries.summarizer.caller.running:
+            return "a call of our own for it is under way"
         reader = self.exchanges.calls.relay.reader
         for exchange in reader.lineage.list_open(session):
             await reader.read_now(exchange)

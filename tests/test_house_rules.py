@@ -86,7 +86,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_331, 336_955
+MOST_TOKENS, MOST_CORE_TOKENS = 583_252, 336_881
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_382,
     "proxy/cli": 35_069,
@@ -94,7 +94,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 75_818,
     "proxy/demo": 6_067,
     "proxy/doctor": 6_623,
-    "proxy/engine": 180_790,
+    "proxy/engine": 180_785,
     "proxy/lab": 1_386,
     "proxy/model": 13_127,
     "proxy/read": 29_946,
@@ -106,7 +106,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/transcripts": 9_702,
     "proxy/trial": 8_472,
     "proxy/upstream": 13_953,
-    "proxy/wire": 62_218,
+    "proxy/wire": 62_144,
     "proxy/worker": 7_128,
 }
 MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 44, "view": 32}

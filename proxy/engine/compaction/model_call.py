@@ -42,7 +42,7 @@ from proxy.wire.headers import (
     select_stored,
 )
 from proxy.wire.overflow import read_overflow
-from proxy.wire.streams import EVENT_END, read_events
+from proxy.wire.streams import EVENT_END
 from proxy.wire.summary_request import begins_with_thoughts, find_form, make_target, read_piece, read_summary
 
 REPEAT_SECONDS = 600.0
@@ -205,7 +205,7 @@ class RunningCall(LocalClient):
         buffered = self._buffered + content
         end = len(buffered) if is_last else max((match.end() for match in EVENT_END.finditer(buffered)), default=0)
         self._buffered = buffered[end:]
-        report, self.is_whole = read_piece(form, read_events(buffered[:end]))
+        report, self.is_whole = read_piece(form, buffered[:end])
         self._characters += len(report.said)
         self._beginning = (self._beginning + report.said)[:_BEGINNING_CHARACTERS]
         most = self.asked.most_characters * (_THINKING_FACTOR if begins_with_thoughts(self._beginning) else 1)

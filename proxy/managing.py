@@ -28,10 +28,11 @@ from proxy.engine.memory.files import mirror_memory
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import Models
+from proxy.engine.ports import Clock
 from proxy.engine.recall.rounds import build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
-from proxy.engine.runtime import SystemIds
+from proxy.engine.runtime import EngineBus, SystemIds
 from proxy.engine.stages.shadow import ShadowCheck
 from proxy.engine.stages.tool_diet import ToolDiet
 from proxy.engine.text_jobs import TextJobs
@@ -75,10 +76,7 @@ def build_context(
     planner = EpochPlanner(worker, builder, archive.salt, models.providers, caches.sentences)
     memory = SessionMemory(archive=archive, gate=relay.durability, clock=clock, texts=texts)
     caller = ModelCaller(own, policy, relay, caches, models, SystemIds())
-    jobs = BackgroundJobs(
-        *(bus, models, asyncio.get_running_loop().call_later, archive.make_leases(clock), SystemIds().next_exchange()),
-        lease_seconds=2 * own.time_limit_seconds,  # renewed before each call: after a kill it expires within two
-    )
+    jobs = _build_jobs(archive, bus, models, clock, 2 * own.time_limit_seconds)
     summaries = SummaryWorker(
         summarizer=Summarizer(caller, find_prompt_hook(settings), routes, archive.salt, texts),
         planner=planner,
@@ -114,3 +112,11 @@ def build_context(
         mirror_memory(memory, partial(write_memory, Path(settings.memory.mirror)), jobs)
     admin = EpochAdmin(states, archive, relay.durability, bus, SystemIds())
     return ManagedContext(controller=controller, admin=admin, trigger=trigger, memory=making)
+
+
+def _build_jobs(
+    archive: SqliteArchive, bus: EngineBus, models: Models, clock: Clock, lease_seconds: float
+) -> BackgroundJobs:
+    """Build the jobs of this engine. A lease is renewed before each call: after a kill it expires within two."""
+    owner, call_later = SystemIds().next_exchange(), asyncio.get_running_loop().call_later
+    return BackgroundJobs(bus, models, call_later, archive.make_leases(clock), owner, lease_seconds)

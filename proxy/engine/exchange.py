@@ -60,6 +60,7 @@ class ExchangeService:
         answered with the response that came there: nothing is sent.
         """
         with self.calls.keep(client):
+            self.calls.check_log()
             options = self.calls.read_options(incoming.headers)
             options = options if program is None else replace(options, program=program)
             call = Call(incoming, self._formats[wire], client, options)

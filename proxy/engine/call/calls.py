@@ -55,15 +55,10 @@ class Calls:
 
     @contextmanager
     def keep(self, client: Client) -> Iterator[None]:
-        """Register the current task until its call has ended. Report errors to the client.
-
-        Raises StoreUnavailable, to the client, if calls cannot be recorded and must not be carried unrecorded.
-        """
+        """Register the current task until its call has ended. Report errors to the client."""
         task = _get_task()
         self.tasks.running.add(task)
         try:
-            if self.policy.on_failure == "refuse" and (problem := self.relay.problem):
-                raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
             yield
         except ProxyError as error:
             client.fail(error)
@@ -74,6 +69,11 @@ class Calls:
             client.abort()
             self.tasks.running.discard(task)
             self._sessions.pop(task, None)
+
+    def check_log(self) -> None:
+        """Raise StoreUnavailable if calls cannot be recorded and must not be carried unrecorded."""
+        if self.policy.on_failure == "refuse" and (problem := self.relay.problem):
+            raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def is_open(self, session: str) -> bool:
         """Return whether a call of a session is under way."""

@@ -45,6 +45,7 @@ class CountCalls:
     async def carry(self, incoming: ClientRequest, wire: str, client: Client) -> None:
         """Carry a request whose tokens the upstream is to count. See also `ExchangeService.carry`."""
         with self._calls.keep(client):
+            self._calls.check_log()
             await self._carry(incoming, self._formats[wire], client)
 
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:

@@ -21,6 +21,7 @@ class UnreadCalls:
     async def carry(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         """Carry a request whose body, if any, streams through unread. See also `ExchangeService.carry`."""
         with self._calls.keep(client):
+            self._calls.check_log()
             await self._carry(incoming, body, client)
 
     async def _carry(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:

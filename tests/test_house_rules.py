@@ -86,12 +86,12 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_331, 336_960
+MOST_TOKENS, MOST_CORE_TOKENS = 583_326, 336_960
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_432,
     "proxy/cli": 35_069,
     "proxy/config": 6_140,
-    "proxy/context": 75_818,
+    "proxy/context": 75_813,
     "proxy/demo": 6_067,
     "proxy/doctor": 6_623,
     "proxy/engine": 180_814,

@@ -60,11 +60,12 @@ def read_tools(tools: bytes) -> tuple[OfferedTool, ...]:
     try:
         raws = list(map(bytes, _decode_raws(tools)))
         decoded = list(map(msgspec.json.decode, raws))
+        shorts = list(map(_spell, decoded, raws))
     except _FAULTS:
         return ()
     is_deferred = any(isinstance(each, dict) and "defer_loading" in each for each in decoded)
-    read = [OfferedTool(_read_name(each), raw, _spell(each, raw)) for each, raw in zip(decoded, raws, strict=True)]
-    names = [each.name for each in read]
+    names = list(map(_read_name, decoded))
+    read = [OfferedTool(*each) for each in zip(names, raws, shorts, strict=True)]
     return tuple(
         [each._replace(short=each.whole) if is_deferred or names.count(each.name) > 1 else each for each in read]
     )
@@ -131,12 +132,9 @@ def _spell(tool: object, raw: bytes) -> bytes:
     said = function.get("description", "")
     if not (function.get("name") and schema and isinstance(said, str)) or function.get("strict"):
         return raw
-    try:
-        changes = {"description": take_sentence(said), schema: shorten_schema(function[schema])}
-        short = {name: changes.get(name, value) for name, value in function.items() if name != "input_examples"}
-        spelt = _encode(short if function is tool else {**tool, "function": short})  # type: ignore[dict-item]
-    except _FAULTS:
-        return raw
+    changes = {"description": take_sentence(said), schema: shorten_schema(function[schema])}
+    short = {name: changes.get(name, value) for name, value in function.items() if name != "input_examples"}
+    spelt = _encode(short if function is tool else {**tool, "function": short})  # type: ignore[dict-item]
     return spelt if len(spelt) < len(raw) else raw
 
 

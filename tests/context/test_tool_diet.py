@@ -75,14 +75,13 @@ def test_a_shortened_tool_has_its_name_a_sentence_and_what_is_required(wire: str
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
         {"type": "custom", "name": "apply_patch", "description": LONG, "format": {"type": "grammar"}},
         {"type": "namespace", "name": "crm", "description": LONG, "tools": [spell("responses", "read")]},
-        spell("messages", "read", description="\ud800" + LONG),
         spell("chat", "", LONG),
         "text",
     ],
 )
 def test_a_tool_of_another_kind_stays_as_it_is(tool: Any) -> None:
     raw = json.dumps([tool]).encode()
-    assert all(each.short == each.whole for each in read_tools(raw))
+    assert [each.short == each.whole for each in read_tools(raw)] == [True]
 
 
 def test_tools_that_the_provider_loads_later_stay_as_they_are() -> None:
@@ -95,7 +94,7 @@ def test_tools_of_one_name_stay_as_they_are() -> None:
     assert [each.saved > 0 for each in read_tools(raw)] == [False, False, True]
 
 
-@pytest.mark.parametrize("raw", [b"", b"null", b"{}", b"[", b"[1" + b"[" * 5000])
+@pytest.mark.parametrize("raw", [b"", b"null", b"{}", b"[", b"[1" + b"[" * 5000, b'["\\ud800"]'])
 def test_tools_that_cannot_be_read_are_none(raw: bytes) -> None:
     assert read_tools(raw) == ()
 

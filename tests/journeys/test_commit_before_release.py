@@ -159,7 +159,7 @@ async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_i
     assert journal == [
         "journal Opening",
         "journal Round",
-        "journal Step",
+        "journal Lineage",
         "head",
         "bytes 'data: {}\\n\\n'",
         "bytes 'data: 1\\n\\n'",

@@ -24,7 +24,7 @@ PINNED = "pinned"
 
 _WORD = re.compile(r"\w+")
 _VALUE = re.compile(
-    r"(?P<subject>.{3,120}?)(?:\s*+[:=]\s*+|\s++(?:is|are|was|were|becomes|moved to)\s++)(?P<value>\S{1,80})"
+    r"(?P<subject>.{2,119}?\S)(?:\s*+[:=]\s*+|\s++(?:is|are|was|were|becomes|moved to)\s++)(?P<value>\S{1,80})"
 )
 _REPLACED_SHARE = 0.7
 _LEAST_REPLACED_WORDS = 3

@@ -1,7 +1,7 @@
 """A managed context as JSON: plans, epochs, reverts, pins, manual compactions, summaries, originals by reference."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -24,7 +24,6 @@ from proxy.model.epoch import (
     Reference,
     Replaced,
     Rung,
-    Summary,
     SummaryKind,
     SummaryLevel,
 )
@@ -172,14 +171,6 @@ class SummaryDocument(msgspec.Struct, frozen=True):
     is_live: bool
 
 
-class SummaryNode(NamedTuple):
-    """A summary in the tree of a session: its depth, and its status towards the summary above it."""
-
-    summary: Summary
-    depth: int
-    status: SummaryStatus
-
-
 class OriginalPage(NamedTuple):
     """A page of an original, or all of it as the only page."""
 
@@ -310,47 +301,41 @@ def describe_compaction(found: Compaction) -> CompactionDocument:
     )
 
 
-async def load_summaries(log: LogReader, prefix: str) -> Sequence[Summary]:
+async def load_summaries(log: LogReader, prefix: str) -> list[SummaryDocument]:
     """Load all summaries of the session whose id has this prefix, oldest first. Raises NotFound."""
-    return await log.list_summaries(await find_session(log, prefix))
+    summaries = await log.list_summaries(await find_session(log, prefix))
+    replaced = {name for summary in summaries for name in (*summary.parents, *summary.supersedes)}
+    return [describe(SummaryDocument, each, is_live=each.id not in replaced) for each in summaries]
 
 
 async def load_summary(log: LogReader, prefix: str, name: str) -> SummaryDocument:
     """Return the summary with this id, with or without `ref:`. Raises NotFound, naming the newest there are."""
     summaries = await load_summaries(log, prefix)
-    for document in describe_summaries(summaries):
-        if document.id == name.strip().lower().removeprefix("ref:"):
-            return document
+    for summary in summaries:
+        if summary.id == name.strip().lower().removeprefix("ref:"):
+            return summary
     newest = ", ".join(summary.id for summary in summaries[: -_MAX_NAMED - 1 : -1])
     hint = f"the newest are {newest}" if newest else "it has none"
     raise NotFound(f"this session has no summary {name[:40]!r}; {hint}")
 
 
-def describe_summaries(summaries: Sequence[Summary]) -> list[SummaryDocument]:
-    """Return summaries as documents."""
-    replaced = _list_replaced(summaries)
-    return [describe(SummaryDocument, each, is_live=each.id not in replaced) for each in summaries]
+def order_summaries(summaries: Sequence[SummaryDocument]) -> Iterator[tuple[SummaryDocument, int, SummaryStatus]]:
+    """Yield summaries as a tree, each with its depth, and its status towards the one above it.
 
-
-def order_nodes(summaries: Sequence[Summary]) -> Iterator[SummaryNode]:
-    """Yield the tree of summaries: live ones in the order of their messages, each before those that it replaces."""
-    known, replaced = {summary.id: summary for summary in summaries}, _list_replaced(summaries)
-    live = sorted((each for each in summaries if each.id not in replaced), key=lambda each: (each.start, each.stop))
+    Live ones come in the order of their messages, each before those that it replaces.
+    """
+    known = {summary.id: summary for summary in summaries}
+    live = sorted((each for each in summaries if each.is_live), key=lambda each: (each.start, each.stop))
     seen: set[str] = set()
-    pending = [SummaryNode(summary, 0, "live") for summary in reversed(live)]
+    pending: list[tuple[SummaryDocument, int, SummaryStatus]] = [(each, 0, "live") for each in reversed(live)]
     while pending:
-        summary, depth, _ = node = pending.pop()
+        summary, depth, status = pending.pop()
         if summary.id in seen:
             continue
         seen.add(summary.id)
-        yield node
-        parents = [SummaryNode(known[name], depth + 1, "parent") for name in summary.parents if name in known]
-        older = [SummaryNode(known[name], depth + 1, "superseded") for name in summary.supersedes if name in known]
-        pending += reversed(parents + older)
-
-
-def _list_replaced(summaries: Iterable[Summary]) -> set[str]:
-    return {name for summary in summaries for name in (*summary.parents, *summary.supersedes)}
+        yield summary, depth, status
+        pending += [(known[name], depth + 1, "superseded") for name in reversed(summary.supersedes) if name in known]
+        pending += [(known[name], depth + 1, "parent") for name in reversed(summary.parents) if name in known]
 
 
 async def load_page(log: LogReader, reference: str, number: int | None = 1) -> OriginalPage:

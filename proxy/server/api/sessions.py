@@ -190,7 +190,7 @@ class SessionsApi:
     ) -> Annotated[Response, Media(JSON, "the whole session"), Media(_LINES, "a line for each call")]:
         """Write a whole session, in pieces."""
         opened = await open_export(self._log, path.id, query.form, query.branch)
-        pieces = opened.pieces if request.method == "GET" else _write_nothing()
+        pieces = opened if request.method == "GET" else _write_nothing()
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[query.form])
 
     async def _show_cache(self, path: SessionPath) -> CacheReport:

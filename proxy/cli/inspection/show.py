@@ -7,7 +7,7 @@ import typer
 from msgspec.structs import asdict
 
 from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_branches, format_amount, format_cost, format_count, format_plan
-from proxy.cli.inspection.calls import format_call_text, load_call_text
+from proxy.cli.inspection.calls import load_call_text
 from proxy.cli.inspection.naming import read_session
 from proxy.cli.inspection.sessions import tell_saving
 from proxy.cli.services import MAX_NUMBER, READS, Invocation, SessionArgument, offers
@@ -103,8 +103,7 @@ def show(
             return write_json(document)
         found = await load_cache(log, row.session, inputs, n)
         facts = format_exchange(row, document.bound, settings.budget, found, screen)
-        lines = format_call_text(await load_call_text(log, row), screen, is_whole=is_whole)
-        return "\n".join([facts, "", *lines])
+        return "\n".join([facts, "", *await load_call_text(log, row, screen, is_whole=is_whole)])
 
     found = read_session(called, session, query)
     if isinstance(found, bytes):

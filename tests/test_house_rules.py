@@ -85,21 +85,21 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_517, 337_099
+MOST_TOKENS, MOST_CORE_TOKENS = 582_821, 336_781
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_438,
-    "proxy/cli": 35_069,
+    "proxy/cli": 34_847,
     "proxy/config": 6_140,
     "proxy/context": 75_813,
     "proxy/demo": 6_069,
-    "proxy/doctor": 6_627,
+    "proxy/doctor": 6_566,
     "proxy/engine": 180_983,
     "proxy/lab": 1_388,
     "proxy/model": 13_127,
-    "proxy/read": 29_946,
+    "proxy/read": 29_600,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_622,
-    "proxy/server": 28_173,
+    "proxy/server": 28_106,
     "proxy/store": 59_850,
     "proxy/telemetry": 8_582,
     "proxy/transcripts": 9_702,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,6 +36,8 @@ SummaryStatus = Literal["live", "parent", "superseded"]
 """`live`: no other summary replaces it. `parent`: a condensed summary was made of it. `superseded`: a better one of the
 same messages replaces it.
 """
+
+Whole = TypeVar("Whole")
 
 _MAX_NAMED = 5
 _MAX_PIN_CHARACTERS = 200
@@ -174,7 +176,6 @@ class SummaryDocument(msgspec.Struct, frozen=True):
 class OriginalPage(NamedTuple):
     """A page of an original, or all of it as the only page."""
 
-    reference: str
     session: str
     text: str
     number: int
@@ -209,14 +210,19 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
     except NotFound as error:
         count = len(await log.list_epochs(session))
         raise NotFound(f"{error}; it has {count}, counted from 1") from error
+    return describe_epoch(WholeEpoch, epoch, n=n)
+
+
+def describe_epoch(kind: type[Whole], epoch: Epoch, **own: Any) -> Whole:
+    """Return a document of a kind of an epoch with its edits, of which none are left where they were erased."""
     return describe(
-        WholeEpoch,
+        kind,
         epoch,
-        n=n,
         references=list_references(epoch),
         through=epoch.through.hex(),
-        edits=list_edits(epoch),
+        edits=[_describe_edit(edit) for edit in epoch.list_edits()],
         rendered=[msgspec.Raw(message) for message in epoch.rendered],
+        **own,
     )
 
 
@@ -225,11 +231,6 @@ def list_references(epoch: Epoch) -> list[ReferenceDocument]:
     return [
         ReferenceDocument(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     ]
-
-
-def list_edits(epoch: Epoch) -> list[EditDocument]:
-    """Return the edits of an epoch as documents; none where they were erased."""
-    return [_describe_edit(edit) for edit in epoch.list_edits()]
 
 
 def _describe_edit(edit: Edit) -> EditDocument:
@@ -354,14 +355,22 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
         raise
     except NotFound as error:
         raise NotFound(f"{error}; {_WHERE}") from error
+    page = make_page(name, loaded.session, loaded.text, number)
+    if page.number == page.pages:
+        return page
+    following = page.number + 1
+    hint = (
+        f"\n[page {page.number} of {page.pages} of ref:{name}; the next: `palimpsest expand {name} --page {following}`"
+        f" or GET /-/api/refs/{name}?page={following}]\n"
+    )
+    return page._replace(text=page.text + hint)
+
+
+def make_page(name: str, session: str, text: str, number: int | None) -> OriginalPage:
+    """Return a page, counted from 1, of what a reference names; None: all of it. Raises NotFound."""
     if number is None:
-        return OriginalPage(name, loaded.session, loaded.text, 1, 1)
-    part, count = cut_page(loaded.text, number)
+        return OriginalPage(session, text, 1, 1)
+    part, count = cut_page(text, number)
     if not 1 <= number <= count:
         raise NotFound(f"ref:{name} has {count} page{'s' * (count > 1)}, counted from 1, and no page {number}")
-    if number < count:
-        part += (
-            f"\n[page {number} of {count} of ref:{name}; the next: `palimpsest expand {name} --page {number + 1}`"
-            f" or GET /-/api/refs/{name}?page={number + 1}]\n"
-        )
-    return OriginalPage(name, loaded.session, part, number, count)
+    return OriginalPage(session, part, number, count)

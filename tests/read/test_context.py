@@ -269,7 +269,7 @@ class OriginalLog(FakeLog):
 @pytest.mark.parametrize("spelled", [NAME, f"ref:{NAME}", f" REF:{NAME.upper()} "])
 async def test_a_reference_is_known_in_any_spelling(spelled: str) -> None:
     page = await load_page(OriginalLog("hello", "there"), spelled)
-    assert page == (NAME, "abc1", "--- user\nhello\n\n--- user\nthere\n\n", 1, 1)
+    assert page == ("abc1", "--- user\nhello\n\n--- user\nthere\n\n", 1, 1)
 
 
 async def test_pages_join_to_the_whole_and_say_how_to_go_on() -> None:

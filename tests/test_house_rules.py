@@ -85,10 +85,10 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 582_821, 336_781
+MOST_TOKENS, MOST_CORE_TOKENS = 582_746, 336_703
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_438,
-    "proxy/cli": 34_847,
+    "proxy/cli": 34_859,
     "proxy/config": 6_140,
     "proxy/context": 75_813,
     "proxy/demo": 6_069,
@@ -96,10 +96,10 @@ MOST_PACKAGE_TOKENS = {
     "proxy/engine": 180_983,
     "proxy/lab": 1_388,
     "proxy/model": 13_127,
-    "proxy/read": 29_600,
+    "proxy/read": 29_549,
     "proxy/retrieval": 12_287,
-    "proxy/sdk": 8_622,
-    "proxy/server": 28_106,
+    "proxy/sdk": 8_604,
+    "proxy/server": 28_088,
     "proxy/store": 59_850,
     "proxy/telemetry": 8_582,
     "proxy/transcripts": 9_702,

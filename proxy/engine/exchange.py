@@ -103,8 +103,7 @@ class ExchangeService:
             outgoing = await self._decide(exchange, request)
         exchange.is_urgent = request.is_stream
         self._prepare(call, request, exchange, outgoing)
-        is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
-        send = call.send or self.calls.bind(request, exchange, call.form, is_edited=is_edited)
+        send = call.send or self.calls.bind(request, exchange, call.form)
         await self.calls.relay.carry(exchange, send, outgoing.body)
         if isinstance(request, ManagedRequest):
             for end in self._pipeline.end:

@@ -502,7 +502,7 @@ class Engine:
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.readings = ResponseReader(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
-        routes = [Route(self.upstream, edits_context=provider is None or provider.edits_context)]
+        routes = [Route(self.upstream)]
         self.reception = RequestResolver(policy, routes, reader=self.readings, clock=self.clock, ids=self.ids)
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}

@@ -95,18 +95,16 @@ class Calls:
             (*self.policy.own_keys, *credentials),
         )
 
-    def bind(
-        self, request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None, *, is_edited: bool = False
-    ) -> Send:
+    def bind(self, request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None) -> Send:
         """Return a function that sends a body with the method, target and headers of the client's request.
 
-        A response that may be withheld must be readable, and so must one that `is_edited`: such requests ask for no
+        A response that may be withheld must be readable, and so must one that is edited: such requests ask for no
         content-encoding. A body of ours may need a header that the client does not send, and has no content-encoding.
         """
-        is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
+        is_read = exchange.is_guarded or exchange.rounds is not None or exchange.is_edited
         own = accept_identity_only(request.headers) if is_read else request.headers
         trace = self._trace
-        own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
+        own = drop_beta(own, exchange.dropped_beta) if exchange.dropped_beta else own
 
         def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
             # a retry may have rounds where what it replaces had none

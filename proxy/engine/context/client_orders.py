@@ -5,7 +5,7 @@ our epochs do it, and nothing else: the trigger is a mark of the request's budge
 those of the settings. What of the rest is not done as asked is told in words.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,11 +14,13 @@ from proxy.context.verbatim import RECENT_GROUPS, estimate_reasoning
 from proxy.engine.context.accounting import label_note
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.context.session_context import SessionContext
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ClearedContext, ClearingTerms, Epoch, Kept, Pin, Plan, Replaced
 from proxy.model.exchange import Headers
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
+from proxy.wire.body import remove_member
 
 # The share of a budget that all pins together may take.
 _PINNED_SHARE = 0.1
@@ -62,6 +64,22 @@ def refuse_pin(request: ManagedRequest, reason: str) -> Headers:
     if not request.is_pinning:
         return ()
     return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
+
+
+def take_clearing(request: ManagedRequest, providers: Mapping[str, Provider]) -> ManagedRequest:
+    """Return a request without what it asks to be cleared, if that is our work: it is managed, and its upstream cannot.
+
+    `providers` are by upstream name.
+    """
+    form, provider = FORMATS[request.wire], providers.get(request.upstream.name, UNKNOWN_PROVIDER)
+    if provider.edits_context or request.mode != "manage" or form.clearing_key not in request.split.members:
+        return request
+    terms = form.read_clearing(request.split)
+    return (
+        request
+        if terms is None
+        else replace(request, split=remove_member(request.split, form.clearing_key), clearing=terms)
+    )
 
 
 def find_cleared(states: StateReader, request: ManagedRequest, plan: Plan | None) -> ClearedContext:

@@ -43,7 +43,7 @@ from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Retries
-from proxy.engine.request import ManagedRequest, ResolvedRequest
+from proxy.engine.request import Counted, ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan, name_view
 from proxy.model.events import CeilingExceededEvent, Planned, PromptSent, RungFailedEvent
@@ -441,19 +441,19 @@ def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
     return ((b"x-palimpsest-notice", notice.encode()),) if shortened else ()
 
 
-async def write_counted(controller: ContextController, request: ManagedRequest) -> tuple[bytes, bytes, int]:
-    """Return what would be sent for a request now, what unmanaged, and the tokens between them. Opens no epoch."""
+async def write_counted(controller: ContextController, request: ManagedRequest) -> Counted:
+    """Return what would be sent for a request now. Opens no epoch."""
     states = controller.states
     context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
     own = make_own_body(request, context.reasoning.find_changed(request, None))
     if request.mode != "manage" or _find_management(request):
-        return own, own, 0
+        return Counted(own, own)
     epoch = context.find(request.view, request)
     state = await states.read(request, context, epoch, states.find_budget(request))
     outgoing = controller.chain.keep(state)
     if outgoing is None:
-        return own, own, 0
-    return outgoing.body, own, max(0, state.to_model_tokens(state.client_tokens - outgoing.tokens))
+        return Counted(own, own)
+    return Counted(outgoing.body, own, max(0, state.to_model_tokens(state.client_tokens - outgoing.tokens)))
 
 
 def _find_management(request: ManagedRequest) -> str:

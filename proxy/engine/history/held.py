@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -33,7 +33,7 @@ from proxy.engine.history.path import (
 from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import MOST_HELD, Client, Clock
-from proxy.engine.request import ManagedRequest
+from proxy.engine.request import ManagedRequest, SessionName
 from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven
 from proxy.model.exchange import SUCCESS, ClientRequest, Headers, HeldCall, HistoryMode, RequestOptions, SessionKey
@@ -51,14 +51,6 @@ _ENDING_SECONDS = 5.0
 LOG_SECONDS = 10.0
 # Bytes of an answer that are read in the event loop.
 _READ_HERE = 64 * 1024
-
-
-class SessionName(NamedTuple):
-    """The session that a request names. `is_proven`: its upstream has accepted the credential lately."""
-
-    key: SessionKey
-    named: str
-    is_proven: bool = True
 
 
 class SessionNamer(Protocol):

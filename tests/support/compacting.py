@@ -239,7 +239,8 @@ class Workshop(Engine):
         states = StateReader(self.memory, models, self.bus, self.clock, is_asked=self.remembered.is_due)
         chain = FallbackChain(states, planner, self.bus, hard_wait_seconds=30.0, memory=snapshots)
         self.controller = ContextController(states, chain, self.trigger, self.bus)
-        calls, stages = Calls(engine_policy, self.relay, self.tasks), order_stages(states)
+        calls = Calls(engine_policy, self.relay, self.tasks)
+        stages = order_stages(self.controller, calls)
         self.exchanges = ExchangeService(calls, FORMATS, self.reception, self.controller, stages)
 
     async def call(

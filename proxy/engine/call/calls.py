@@ -13,6 +13,7 @@ from proxy.engine.ports import Client, RequestBody, UpstreamResponse
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.runtime import TaskRunner
+from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import Headers, RequestOptions
 from proxy.wire.format import Format
@@ -94,6 +95,15 @@ class Calls:
             CappedBuffer(self.policy.record_cap_bytes),
             (*self.policy.own_keys, *credentials),
         )
+
+    async def commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
+        """Write an epoch to the log after the opening of its exchange. Return whether it is durable.
+
+        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that.
+        """
+        exchange.record(epoch)
+        seconds = self.policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
+        return await self.relay.confirm(exchange, seconds)
 
     def bind(self, request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None) -> Send:
         """Return a function that sends a body with the method, target and headers of the client's request.

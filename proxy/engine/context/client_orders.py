@@ -27,25 +27,25 @@ _PINNED_SHARE = 0.1
 _STANDING_FOR = frozenset({"tombstone", "file"})
 
 
-async def take_pin(request: ManagedRequest, states: StateReader) -> tuple[Pin | None, Headers]:
+async def take_pin(request: ManagedRequest, states: StateReader) -> tuple[tuple[Pin, ...], Headers]:
     """Pin the newest message if the request asks for it. Return the pin, or labels that say why it was refused."""
     if not request.is_pinning:
-        return None, ()
+        return (), ()
     if not request.nodes:
-        return None, refuse_pin(request, "there is no message")
+        return (), refuse_pin(request, "there is no message")
     states.caches.forget_lost()
     context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
     newest, places = len(request.nodes) - 1, context.list_pinned(request.nodes)
     if newest in places:
-        return None, ()
+        return (), ()
     history = await states.caches.histories.follow(request)
     tokens = sum(history.count(place, place + 1) for place in (*places, newest))
     usable, ratio = states.find_budget(request).usable, states.find_ratio(request)
     if problem := find_pin_objection(ratio.apply(tokens), ratio.apply(usable)):
-        return None, refuse_pin(request, problem)
+        return (), refuse_pin(request, problem)
     pin = Pin(request.session.id, request.nodes[newest], is_on=True, at_ms=states.clock.now_ms())
     context.pin(pin)
-    return pin, ()
+    return (pin,), ()
 
 
 def find_pin_objection(tokens: int, usable: int) -> str:

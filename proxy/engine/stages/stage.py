@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.history.held import HeldExchange
 from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.ports import Client
@@ -50,11 +51,11 @@ class Stage:
         """Return what is sent of a request to count, whether it was read message by message or not."""
         return counted
 
-    def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange) -> None:
+    def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
         """Prepare for the response. It is decided what is sent, and nothing was sent yet."""
 
     def list_records(self, call: Call, request: ManagedRequest) -> Iterable[Record]:
-        """Return what is recorded with the opening, behind the request's place in its session."""
+        """Return what is recorded with the opening and the first round."""
         return ()
 
     def end(self, call: Call, request: ManagedRequest) -> None:

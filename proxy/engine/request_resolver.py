@@ -21,6 +21,7 @@ from proxy.engine.body_cache import (
     list_links,
     split_known,
 )
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
@@ -37,7 +38,6 @@ from proxy.engine.lineage.session_index import Traits
 from proxy.engine.policy import EnginePolicy, choose_upstream, matches
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import PLAIN_ARRIVAL, UNREADABLE, Arrival, ManagedRequest, ResolvedRequest, SessionName
-from proxy.engine.response_reader import ResponseReader
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Lineage, compute_chain_root

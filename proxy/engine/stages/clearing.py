@@ -2,13 +2,13 @@
 
 from functools import partial
 
+from proxy.engine.call.open_exchange import OpenExchange
+from proxy.engine.call.response_stream import EditingClient
 from proxy.engine.context.client_orders import find_cleared, take_clearing
 from proxy.engine.context.request_state import StateReader
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.policy import UNKNOWN_PROVIDER
 from proxy.engine.ports import Client
 from proxy.engine.request import Counted, ManagedRequest
-from proxy.engine.response_stream import EditingClient
 from proxy.engine.stages.stage import Call, Stage
 from proxy.wire.body import remove_member, split_body
 

@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.context.request_state import OutgoingRequest
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.request import ManagedRequest
 from proxy.engine.stages.stage import Call, Stage

@@ -3,10 +3,10 @@
 from functools import partial
 
 from proxy.engine.call.calls import Calls, add_labels
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.request import ManagedRequest
 from proxy.engine.stages.stage import Call, Stage
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
+from proxy.engine.call.open_exchange import OpenExchange
+from proxy.engine.call.relay import Send
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.history.held import HeldExchange
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.ports import Client
-from proxy.engine.relay import Send
 from proxy.engine.request import PLAIN_ARRIVAL, Arrival, Counted, ManagedRequest
 from proxy.model import Value
 from proxy.model.exchange import ClientRequest, RequestOptions

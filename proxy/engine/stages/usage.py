@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.context.accounting import tell_recorded
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.lineage.chain import digest_layers
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.request import ManagedRequest
 from proxy.engine.stages.stage import Call, Stage
 from proxy.model.events import PromptSent

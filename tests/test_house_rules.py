@@ -85,7 +85,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_972, 337_580
+MOST_TOKENS, MOST_CORE_TOKENS = 583_932, 337_548
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_426,
     "proxy/cli": 35_069,
@@ -93,7 +93,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 75_813,
     "proxy/demo": 6_069,
     "proxy/doctor": 6_627,
-    "proxy/engine": 181_450,
+    "proxy/engine": 181_418,
     "proxy/lab": 1_388,
     "proxy/model": 13_127,
     "proxy/read": 29_946,
@@ -103,7 +103,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/store": 59_850,
     "proxy/telemetry": 8_582,
     "proxy/transcripts": 9_702,
-    "proxy/trial": 8_474,
+    "proxy/trial": 8_466,
     "proxy/upstream": 13_955,
     "proxy/wire": 62_144,
     "proxy/worker": 7_128,

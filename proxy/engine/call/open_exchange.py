@@ -268,6 +268,11 @@ class OpenExchange:
         """True once everything that was queued is in the log."""
         return self.commit is not None and self.commit.done()
 
+    @property
+    def decode(self) -> Callable[[bytes], bytes] | None:
+        """Undoes the content-encoding of the response, piece by piece. None: it has none, or is passed on in it."""
+        return self.rounds.decode if self.rounds is not None else None
+
     def keep_piece(self, piece: bytes, clock: Clock) -> bytes:
         """Keep a piece of the response for the record. Return it."""
         if not self.first_at:

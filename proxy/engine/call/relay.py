@@ -30,11 +30,12 @@ sent again. A second cancellation, as at the end of the server, stops that, too;
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import Any
 
 from proxy.engine.call.open_exchange import HiddenRounds, OpenExchange, Retry
-from proxy.engine.call.response_reader import ResponseReader, is_event_stream
+from proxy.engine.call.response_reader import AnswerKind, ResponseReader, is_event_stream
 from proxy.engine.call.response_stream import (
     StreamRelay,
     WithheldResponse,
@@ -80,16 +81,10 @@ class Phase(Enum):
 
 
 _EARLY: Mapping[Phase, Completeness] = {
-    Phase.AWAITED: "aborted",
-    Phase.UNDECIDED: "aborted",
-    Phase.REFUSED: "complete",
-    Phase.PASSING: "aborted",
-    Phase.ENDING: "aborted",
-    Phase.FOLLOWED: "complete",
-    Phase.WHOLE: "complete",
+    **dict.fromkeys((Phase.REFUSED, Phase.FOLLOWED, Phase.WHOLE), "complete"),
     Phase.BROKEN: "truncated",
 }
-"""As what a round is recorded that is cancelled in a phase; it is recorded already in the others."""
+"""As what a round is recorded that is cancelled in a phase, if not as aborted."""
 
 
 class Relay:
@@ -181,8 +176,8 @@ class AnswerRelay:
                 await self._break_off(response, str(error))
                 return None
         except BaseException as error:
-            if (completeness := _EARLY.get(self._phase)) is not None:
-                await self._end_early(response, completeness, error)
+            if self._phase not in (Phase.RECORDED, Phase.TRAILING):
+                await self._end_early(response, error)
             raise
         finally:
             if response is not None:
@@ -222,8 +217,8 @@ class AnswerRelay:
 
     async def _decide(self, response: UpstreamResponse) -> Retry | None:
         """Withhold a response while it may be a refusal. If it is one, return what is sent in its place, or None."""
-        self._phase, exchange, headers = Phase.UNDECIDED, self._exchange, response.headers
-        if exchange.is_urgent and response.status in SUCCESS and not is_event_stream(headers):
+        self._phase, exchange = Phase.UNDECIDED, self._exchange
+        if exchange.is_urgent and response.status in SUCCESS and not is_event_stream(response.headers):
             await read_beginning(exchange, response, self._clock)
         self._begun = exchange.beginning
         if exchange.retries is not None and response.status < _ERROR:
@@ -242,7 +237,8 @@ class AnswerRelay:
         retry = await exchange.find_next(refusal)
         if retry is not None:
             kept = await self._recorder.redact(exchange, response)
-            self._record_followed(response, kept, ended_at, "refused")
+            exchange.ended_at = ended_at
+            self._record_followed(response, kept, "refused")
         return retry
 
     async def _pass_on(self, response: UpstreamResponse) -> bytes:
@@ -283,9 +279,8 @@ class AnswerRelay:
         """
         exchange, following = self._exchange, None
         if withheld and not response.is_ended:
-            decode = None if rounds is None else rounds.decode
-            withheld = await read_final_event(response, exchange.buffer, withheld, decode)
-        ended_at = self._clock.monotonic()
+            withheld = await read_final_event(response, exchange.buffer, withheld, exchange.decode)
+        exchange.ended_at = self._clock.monotonic()
         if rounds is not None:
             self._phase = Phase.WHOLE
             if withheld:
@@ -299,9 +294,8 @@ class AnswerRelay:
             following = await exchange.find_next()
         kept = await self._recorder.redact(exchange, response)
         if following is not None:
-            self._record_followed(response, kept, ended_at, "hidden")
+            self._record_followed(response, kept, "hidden")
             return following
-        exchange.ended_at = ended_at
         also: Sequence[Record] = ()
         if rounds is None:
             head = forward_response(response.headers)
@@ -327,7 +321,6 @@ class AnswerRelay:
         """Return the end of an answer that may have several rounds, and its head, which the client may have."""
         rest = rounds.finish()
         if self._has_head and not rounds.is_stream:  # the client reads a stream that a comment has begun
-            assert self._exchange.format is not None, "rounds are read in its format"
             rest = spell_in_stream(self._exchange.format, rounds.head, rest, rounds.next_number)
         return rest, set_length(forward_response(rounds.head), None if rounds.is_stream else len(rest))
 
@@ -365,25 +358,19 @@ class AnswerRelay:
                 exchange.client.write(rounds.break_off())
         exchange.client.abort()
 
-    async def _end_early(
-        self, response: UpstreamResponse | None, completeness: Completeness, error: BaseException
-    ) -> None:
+    async def _end_early(self, response: UpstreamResponse | None, error: BaseException) -> None:
         """Record a round that nothing more comes of: its call was cancelled, or no response came."""
-        exchange, kept = self._exchange, b""
+        completeness, problem, kept = _EARLY.get(self._phase, "aborted"), self._problem, b""
         if response is not None:
-            kept = await self._recorder.redact_anyway(exchange, response)
-            self._recorder.end_round(exchange, response, completeness, self._problem, kept)
+            with suppress(asyncio.CancelledError):  # nothing is kept where it is cancelled again, since that is urgent
+                kept = await self._recorder.redact(self._exchange, response)
         elif isinstance(error, ProxyError):
-            is_unreached = isinstance(error, UpstreamUnreachable)
-            self._recorder.end_round(exchange, None, "failed", str(error), is_unreached=is_unreached)
-        else:
-            self._recorder.end_round(exchange, None, completeness)
+            completeness, problem = "failed", str(error)
+        is_unreached = isinstance(error, UpstreamUnreachable)
+        self._recorder.end_round(self._exchange, response, completeness, problem, kept, is_unreached=is_unreached)
 
-    def _record_followed(
-        self, response: UpstreamResponse, kept: bytes, ended_at: float, kind: Literal["refused", "hidden"]
-    ) -> None:
+    def _record_followed(self, response: UpstreamResponse, kept: bytes, kind: AnswerKind) -> None:
         """Record a round that another one follows."""
-        self._exchange.ended_at = ended_at
         self._recorder.end_round(self._exchange, response, "complete", kept=kept, kind=kind)
         self._phase = Phase.RECORDED
 

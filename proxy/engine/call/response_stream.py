@@ -44,7 +44,7 @@ class StreamRelay:
     def __init__(self, exchange: OpenExchange, headers: Headers, clock: Clock) -> None:
         self._exchange = exchange
         self._write = exchange.client.write if exchange.rounds is None else exchange.rounds.write
-        self._decode = exchange.rounds.decode if exchange.rounds is not None else None
+        self._decode = exchange.decode
         self._clock = clock
         begun = exchange.beginning
         is_readable = is_plain_stream(headers, begun) or (self._decode is not None and is_event_stream(headers))
@@ -229,12 +229,13 @@ class WithheldResponse:
         self._exchange.client.write(comments)
 
 
-def spell_in_stream(form: Format, headers: Headers, content: bytes, number: int = 0) -> bytes:
+def spell_in_stream(form: Format | None, headers: Headers, content: bytes, number: int = 0) -> bytes:
     """Return a body that is no stream as an error event of a stream that has begun, the event with this number."""
     try:
         plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
     except ValueError:
         plain = b""
+    assert form is not None, "a stream has begun only where events are read"
     return form.spell_error(read_error_object(plain), number)
 
 
@@ -242,14 +243,12 @@ async def embed(exchange: OpenExchange, response: UpstreamResponse, clock: Clock
     """Read a response that is no stream. Return it as an event, with this number, of one that the client reads."""
     while not response.is_ended:
         exchange.keep_piece(await response.read(), clock)
-    assert exchange.format is not None, "a head is sent before only where events are read"
     return spell_in_stream(exchange.format, response.headers, exchange.buffer.content, number)
 
 
 async def pass_trailers(exchange: OpenExchange, response: UpstreamResponse) -> None:
     """Pass on what follows a stream's end marker, and record it as trailers up to the cap."""
-    i, is_last = 0, False
-    decode = exchange.rounds.decode if exchange.rounds is not None else None
+    i, is_last, decode = 0, False, exchange.decode
     while not is_last:
         chunk = await response.read()
         is_last = response.is_ended

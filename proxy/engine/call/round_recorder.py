@@ -39,13 +39,6 @@ class RoundRecorder:
             kept = await asyncio.to_thread(redact_answer, content, headers, status, exchange.secrets, cap)
         return kept
 
-    async def redact_anyway(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Do the same for a cancelled call. Keep nothing if it is cancelled again, since that is urgent."""
-        try:
-            return await self.redact(exchange, response)
-        except asyncio.CancelledError:
-            return b""
-
     def end_round(
         self,
         exchange: OpenExchange,

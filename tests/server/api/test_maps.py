@@ -94,9 +94,8 @@ async def test_the_numbers_of_the_settings_hold_unless_the_order_has_others(benc
         assert (line["result"]["success"], line["result"]["attempts"]) == (False, calls)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
+async def test_a_bad_order_is_refused_before_any_call(bench: Bench) -> None:
+    for changes, why in [
         ({"prompt_template": "Say it"}, "does not use item"),
         ({"prompt_template": ""}, "prompt_template"),
         ({"output_schema": {"type": "objekt"}}, "no valid JSON Schema"),
@@ -112,13 +111,11 @@ async def test_the_numbers_of_the_settings_hold_unless_the_order_has_others(benc
         ({"concurrency": 0}, "concurrency"),
         ({"inputs": "a"}, "inputs"),
         ({"tools": []}, "tools"),
-    ],
-)
-async def test_a_bad_order_is_refused_before_any_call(bench: Bench, changes: dict[str, Any], why: str) -> None:
-    response = await bench.ask(**changes)
-    assert response.status_code == 400
-    assert why in response.json()["error"]["message"]
-    assert not bench.model.requests
+    ]:
+        response = await bench.ask(**changes)
+        assert response.status_code == 400, why
+        assert why in response.json()["error"]["message"]
+        assert not bench.model.requests
 
 
 @pytest.mark.parametrize("cpu_seconds", [0.5])

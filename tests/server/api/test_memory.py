@@ -182,9 +182,8 @@ async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
     assert (await asked.ask("/memory/bundle"))["text"] == ""
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "body", "status", "what"),
-    [
+async def test_what_cannot_be_done_is_said(asked: Asked) -> None:
+    for path, method, body, status, what in [
         ("/memory?type=raws", "GET", None, 400, "type is one of episodic, raw, semantic"),
         ("/memory?turn=9", "GET", None, 400, "turn is 1 to 4"),
         ("/memory?turn=turn_0000", "GET", None, 400, "turn is 1 to 4"),
@@ -204,13 +203,9 @@ async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
         ("/memory/rt_0001", "DELETE", None, 400, "can be pinned and retracted"),
         ("/memory/sem_0001", "POST", {"action": "praise"}, 400, "the body is not valid"),
         ("/memory/reset", "GET", None, 405, "it takes POST"),
-    ],
-)
-async def test_what_cannot_be_done_is_said(
-    asked: Asked, path: str, method: str, body: Any, status: int, what: str
-) -> None:
-    got = await asked.refuse(path, method, body)
-    assert got[0] == status and what in got[1]["error"]["message"], got
+    ]:
+        got = await asked.refuse(path, method, body)
+        assert got[0] == status and what in got[1]["error"]["message"], got
 
 
 async def test_an_unknown_session_and_one_without_a_conversation_are_404() -> None:

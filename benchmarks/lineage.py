@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from proxy.engine.body_cache import BodyCache, build_manifest, split_known
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, SystemClock, TaskRunner
 from proxy.model.exchange import ClientRequest
 from proxy.wire.chat_completions import ChatCompletions

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from proxy.config import Settings
 from proxy.engine.call.calls import Calls, TraceHeaders
+from proxy.engine.call.relay import Relay
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.context.controller import ContextController
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.erasing.live import LiveSessions
@@ -28,9 +30,7 @@ from proxy.engine.ports import Clock
 from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.rounds import build_rounds
-from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import (
     EngineBus,
     SystemClock,
@@ -217,15 +217,17 @@ def _build_exchanges(
     policy, bus, clock, reader = settings.engine_policy(), relay.bus, relay.clock, relay.reader
     resolver = RequestResolver(policy, routes, reader=reader, clock=clock, ids=SystemIds())
     providers, states, cap = settings.providers(), controller.states, policy.record_cap_bytes
+    calls = Calls(policy, relay, bus.tasks, trace=trace)
     stages = order_stages(
-        states,
+        controller,
+        calls,
         histories=build_histories(
             settings.nudge, policy, archive, resolver, bus=bus, clock=clock, turns=settings.turns, providers=providers
         ),
         loops=loops,
         recall=build_rounds(recall, settings.recall, states, reader.lineage, bus=bus, record_cap=cap),
     )
-    return ExchangeService(Calls(policy, relay, bus.tasks, trace=trace), FORMATS, resolver, controller, stages)
+    return ExchangeService(calls, FORMATS, resolver, controller, stages)
 
 
 def _build_events(archive: SqliteArchive, bus: EngineBus, models: Models) -> EventStream:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxy.engine.call.calls import Calls
+from proxy.engine.call.relay import Relay
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.stages.order import order_stages
 from proxy.model.exchange import ClientRequest, Headers
@@ -121,8 +121,8 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     reception = RequestResolver(policy, routes, reader=readings, clock=clock, ids=CountingIds())
     form = ChatCompletions()
     controller = make_controller(archive, bus, clock, tasks)
-    stages = order_stages(controller.states)
-    exchanges = ExchangeService(Calls(policy, relay, tasks), {form.name: form}, reception, controller, stages)
+    calls = Calls(policy, relay, tasks)
+    exchanges = ExchangeService(calls, {form.name: form}, reception, controller, order_stages(controller, calls))
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:
         await exchanges.carry(request, form.name, client)

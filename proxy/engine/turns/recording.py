@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.engine.background.jobs import SUMMARY, BackgroundJobs
+from proxy.engine.call.response_stream import LocalClient
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import read_key
 from proxy.engine.models import Models
@@ -25,16 +26,15 @@ from proxy.engine.ports import Archive, Ids
 from proxy.engine.recall.scope import is_conversation
 from proxy.engine.recorded.conversation import list_raws, split_whole
 from proxy.engine.recorded.lookup import read_back
-from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.answers import write_answer, write_messages
 from proxy.engine.turns.calls import make_request
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
 from proxy.model.exchange import (
     Headers,
+    LocalCall,
     Opening,
     Outcome,
-    ProgramCall,
     Round,
     SessionKey,
     Timings,
@@ -250,7 +250,7 @@ class TurnRecorder:
         if (kept := await self._find_kept(key.id, read_key(request.headers), spelled)) is not None:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
-        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient()
+        elsewhere, client = LocalCall(key, spelled.told, respond), LocalClient()
         had_job = bool(self.jobs.list_jobs(key.id, SUMMARY))
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from proxy.engine.body_cache import KeptPart
+from msgspec import field
+
+from proxy.engine.conversations.bodies import KeptPart
+from proxy.engine.conversations.measured import Measures
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model.epoch import ClearingTerms, Strategy, name_view
@@ -66,6 +69,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     kept_part: KeptPart | None = None  # how much of its body the log has; None means all
     until: float = 0.0  # the end of its waits for the log, on the monotonic clock
     is_certain: bool = True  # as in `lineage.resolver.Placement`
+    measured: Measures = field(default_factory=dict)  # what is known of its messages; what is measured for it is added
     # What it asks the provider to clear, if we do that in its place. `split` then lacks the member that says so.
     clearing: ClearingTerms | None = None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict, replace
 
 from proxy.context.budget import has_token_bound
-from proxy.engine.body_cache import (
+from proxy.engine.conversations.bodies import (
     BodyCache,
     CachedBody,
     KeptPart,
@@ -21,6 +21,7 @@ from proxy.engine.body_cache import (
     list_links,
     split_known,
 )
+from proxy.engine.conversations.measured import Measures
 from proxy.engine.history.held import HeldExchange, SessionName
 from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
@@ -82,11 +83,15 @@ class Route:
 
 
 class _Remembered(NamedTuple):
-    """The cached body that shares most items with a request, their number, and the cache's `losses` at that time."""
+    """The cached body that shares most items with a request, their number, and the cache's `losses` at that time.
+
+    `measured` is what is known of the request's messages.
+    """
 
     known: CachedBody | None
     shared: int
     losses: int
+    measured: Measures | None = None
 
 
 class RequestResolver:
@@ -184,7 +189,8 @@ class RequestResolver:
         It becomes no part of that. Return None if there is no such session. `unread` is what its headers say.
         """
         caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
-        known, shared = self._histories.find((caller.tenant, form.name, named.family), request.body)
+        key = (caller.tenant, form.name, named.family)
+        known, shared = self._histories.find(key, request.body)
         split = split_known(request.body, form.items_key, known, shared)
         if split is None or not split.items or not self._lineage.tenants.trusts(caller):
             return None
@@ -212,6 +218,7 @@ class RequestResolver:
             split=split if clearing is None else remove_member(split, form.clearing_key),
             chain=chain,
             most_output=query.most_output,
+            measured=self._histories.find_measured(key, known, shared, chain),
             until=until,
             clearing=clearing,
         )
@@ -306,7 +313,10 @@ class RequestResolver:
             unresolved=found.unresolved,
         )
         if place is not None and split.items:
+            measured = self._histories.find_measured(key, remembered.known, remembered.shared, chain)
+            remembered = remembered._replace(measured=measured)
             resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, kept_part=kept_part)
+            resolved = replace(resolved, measured=measured)
             resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
@@ -326,7 +336,7 @@ class RequestResolver:
         self, form: Format, session: SessionKey, split: SplitBody, remembered: _Remembered, *, root: bytes, until: float
     ) -> Chain:
         """Read the messages of a body, and resolve their references to stored items."""
-        known, shared, _ = remembered
+        known, shared = remembered.known, remembered.shared
         before = known.chain if known is not None else None
         messages = await self._lineage.resolve_references(
             session, read_messages(form, split, before, shared, root), until
@@ -361,11 +371,11 @@ class RequestResolver:
     ) -> Manifest:
         """Build the manifest of a body. It refers to a cached one only if nothing was lost since."""
         self.forget_lost()
-        known, shared, losses = remembered
+        known, shared, losses, measured = remembered
         if losses != self._histories.losses:
             known, shared = None, 0
             kept_part = find_kept(split, kept_part.cap, ()) if kept_part is not None else None
-        body, history = build_manifest(key[0], split, chain, known, shared, kept_part=kept_part)
+        body, history = build_manifest(key[0], split, chain, known, shared, measured=measured, kept_part=kept_part)
         if history is not None:
             self._histories.remember(key, history, known)
         return body

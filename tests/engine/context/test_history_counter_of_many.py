@@ -8,7 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
+from proxy.engine.context.history_counter import HistoryCounter
+from proxy.engine.conversations.measured import MeasuredHistory
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
@@ -72,13 +73,13 @@ class ManyPaths(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.said: list[list[Message]] = [[]]
         self.last: dict[tuple[str, str], ManagedRequest] = {}
-        self.paths = HistoryCache(TokenCounter(QuarterTokens()), 0)
+        self.paths = HistoryCounter(TokenCounter(QuarterTokens()), 0)
         self.most = 0
 
     @initialize(most=st.sampled_from([6_000, 20_000, 1 << 30]))
     def begin(self, most: int) -> None:
         self.most = most
-        self.paths = HistoryCache(TokenCounter(QuarterTokens()), most)
+        self.paths = HistoryCounter(TokenCounter(QuarterTokens()), most)
 
     @rule(
         whose=st.integers(0, 9),
@@ -113,7 +114,7 @@ class ManyPaths(RuleBasedStateMachine):
             subject = grow(self.last[key], spell([*system, *spelt], **head)) or subject
         self.last[key] = subject
         path = self.runner.run(self.paths.follow(subject))
-        anew = self.runner.run(HistoryCache(TokenCounter(QuarterTokens()), 1 << 30).follow(subject))
+        anew = self.runner.run(HistoryCounter(TokenCounter(QuarterTokens())).follow(subject))
         assert describe(path) == describe(anew)
         known, shared = self.paths.find(subject)
         assert (known, shared) == (path, len(said)) or (path.weight > self.most and known is not path)

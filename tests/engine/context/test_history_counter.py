@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
+from proxy.engine.context.history_counter import HistoryCounter
+from proxy.engine.conversations.measured import MeasuredHistory
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.model.lineage import count_shared_nodes
@@ -40,9 +41,9 @@ class Tokens(QuarterTokens):
         return super().count(text, encoding)
 
 
-def make_paths(most: int = PLENTY) -> tuple[HistoryCache, Tokens]:
+def make_paths(most: int = PLENTY) -> tuple[HistoryCounter, Tokens]:
     tokens = Tokens()
-    return HistoryCache(TokenCounter(tokens), most), tokens
+    return HistoryCounter(TokenCounter(tokens), most), tokens
 
 
 def mark(messages: Sequence[Message], *places: int) -> list[Message]:
@@ -265,7 +266,7 @@ async def test_much_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None
             threads.append(threading.current_thread() is threading.main_thread())
             return super().decode_message(raw)
 
-    monkeypatch.setattr("proxy.engine.context.history_cache.FORMATS", {"chat_completions": NotingFormat()})
+    monkeypatch.setattr("proxy.engine.context.history_counter.FORMATS", {"chat_completions": NotingFormat()})
     monkeypatch.setattr("proxy.engine.token_counter.FORMATS", {"chat_completions": NotingFormat()})
     paths, _ = make_paths()
     await paths.follow(make_subject(make_history(1)))
@@ -339,7 +340,7 @@ def test_chains_part_once(known: str, nodes: str, shared: int) -> None:
 
 async def test_a_history_is_counted_anew_when_the_size_of_a_file_in_it_was_learned() -> None:
     counter = TokenCounter(Tokens())
-    paths = HistoryCache(counter, PLENTY)
+    paths = HistoryCounter(counter, PLENTY)
     part = {"type": "file", "file": {"file_id": "file-1"}}
     messages = [*HISTORY[:2], {"role": "user", "content": [part]}, *HISTORY[2:]]
     request = make_subject(messages)

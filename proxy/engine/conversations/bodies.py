@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from proxy.engine.conversations.measured import Measures
 from proxy.engine.lineage.chain import Chain
+from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -30,6 +32,7 @@ from proxy.wire.body import ByteRange, SplitBody, count_shared, split_after, spl
 _LARGE_MEMBER = 512
 _ITEM_WEIGHT = 480
 _MEMBER_WEIGHT = 200
+_MEASURED_WEIGHT = 700
 _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
@@ -50,7 +53,7 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A cached body: its split, the link of each item, the digest of each large member, and its messages.
 
     There are fewer links than items if the last ones did not fit under the record cap. `copied` is set only for a body
-    that was made from a client's.
+    that was made from a client's. `measured` grows while the body is cached; it is None for a body of ours.
     """
 
     split: SplitBody
@@ -58,12 +61,15 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     digests: Mapping[str, bytes]
     chain: Chain
     copied: Copied | None = None
+    measured: Measures | None = None
 
     @property
     def weight(self) -> int:
-        """Bytes of memory, roughly."""
+        """Bytes of memory, roughly. A client's body counts as if its messages were measured already."""
         split = self.split
         places = _ITEM_WEIGHT * len(self.links) + _MEMBER_WEIGHT * len(split.members)
+        if self.measured is not None:
+            places += _MEASURED_WEIGHT * len(split.items)
         return len(split.content) + len(self.chain.preamble.instructions) + places
 
     def continues(self, other: "CachedBody") -> bool:
@@ -99,6 +105,21 @@ class BodyCache:
             if shared and shared == len(cached.links):
                 break
         return best, most
+
+    def find_measured(self, key: Key, known: CachedBody | None, shared: int, chain: Chain) -> Measures:
+        """Return what was measured of the messages of a body that shares `shared` items with the `known` one.
+
+        If they share no message, it is that of the body with most messages of the chain: clients write the time into
+        system prompts.
+        """
+        if known is None or shared <= chain.preamble.count:
+            nodes = chain.nodes
+            known = max(
+                reversed(self._seen.get(key, ())),
+                key=lambda each: count_shared_nodes(each.chain.nodes, nodes),
+                default=None,
+            )
+        return dict(known.measured) if known is not None and known.measured else {}
 
     def find_newest(self, key: Key) -> CachedBody | None:
         """Return the body that was added last."""
@@ -219,11 +240,12 @@ def build_manifest(
     shared: int,
     *,
     copied: Copied | None = None,
+    measured: Measures | None = None,
     kept_part: KeptPart | None = None,
 ) -> tuple[Manifest, CachedBody | None]:
     """Build the manifest of a split body, without what the `known` one has. Return it, and the body to cache.
 
-    A `kept_part` limits what is kept of the body. Without one all of it is kept.
+    A `kept_part` limits what is kept of the body. Without one all of it is kept. `measured` is as in `CachedBody`.
     """
     if kept_part is not None and _weigh_new_members(split, known) > kept_part.cap:
         return make_capped_manifest(split.content, kept_part.cap), None
@@ -240,7 +262,7 @@ def build_manifest(
             [replace(each, content=None) if i in kept_part.lent else each for i, each in enumerate(slices, start)]
         )
     manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, kept_part)
-    return manifest, CachedBody(split, links, digests, chain, copied)
+    return manifest, CachedBody(split, links, digests, chain, copied, measured)
 
 
 def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[bytes, bytes]]:

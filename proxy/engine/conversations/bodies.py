@@ -95,15 +95,16 @@ class BodyCache:
     def find(self, key: Key, content: bytes) -> tuple[CachedBody | None, int]:
         """Return the cached body that shares most items with `content`, and their number, or (None, 0)."""
         best: CachedBody | None = None
-        most = 0
+        most, is_whole = 0, False
         for cached in reversed(self._seen.get(key, ())):
-            if len(cached.split.items) <= most or not _may_extend(cached, content, is_named=bool(key[2])):
-                continue  # of what a client moves markers in, the last body shares all but the newest items
+            # A client moves markers: a named conversation may share all but the newest items, until a body is whole.
+            is_likely = bool(key[2]) and not is_whole
+            if len(cached.split.items) <= most or not (is_likely or _may_extend(cached, content)):
+                continue
             shared = count_shared(content, cached.split)
             if shared > most:
                 best, most = cached, shared
-            if shared and shared == len(cached.links):
-                break
+            is_whole = is_whole or (shared > 0 and shared == len(cached.links))
         return best, most
 
     def find_measured(self, key: Key, known: CachedBody | None, shared: int, chain: Chain) -> Measures:
@@ -155,10 +156,8 @@ class BodyCache:
             del self._seen[key]
 
 
-def _may_extend(cached: CachedBody, content: bytes, *, is_named: bool) -> bool:
-    """Return whether `content` may extend a cached body, by comparing the end of its items; True for a named family."""
-    if is_named:
-        return True
+def _may_extend(cached: CachedBody, content: bytes) -> bool:
+    """Return whether `content` may extend a cached body, by comparing the end of its items."""
     end = cached.split.items[-1].end
     return content[end - _TAIL : end] == cached.split.content[end - _TAIL : end]
 

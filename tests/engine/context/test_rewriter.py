@@ -8,9 +8,9 @@ import pytest
 
 from proxy.engine.context import rewriter as module
 from proxy.engine.context.history_counter import HistoryCounter
-from proxy.engine.conversations.measured import MeasuredHistory
 from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.context.tool_offers import ToolOffers
+from proxy.engine.conversations.measured import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter

@@ -22,8 +22,8 @@ from proxy.context.pricing import (
 from proxy.context.provider_cache import HARDLY_ANY
 from proxy.engine.context.epoch_scope import CountedRequest, EpochAccount, format_removed
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
+from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.conversations.sent_bodies import SentBodies
 from proxy.engine.models import CacheCalibrator, ExpectedUsage, PriceList, PromptSizes
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus

@@ -97,9 +97,14 @@ class BodyCache:
         best: CachedBody | None = None
         most, is_whole = 0, False
         for cached in reversed(self._seen.get(key, ())):
-            # A client moves markers: a named conversation may share all but the newest items, until a body is whole.
+            # A client moves markers, so that of a named conversation all but the newest items may be shared. Behind a
+            # body that is shared as a whole, and of others, only one whose end is there, too, is compared.
+            items = cached.split.items
+            if len(items) <= most:
+                continue
+            end = items[-1].end
             is_likely = bool(key[2]) and not is_whole
-            if len(cached.split.items) <= most or not (is_likely or _may_extend(cached, content)):
+            if not is_likely and content[end - _TAIL : end] != cached.split.content[end - _TAIL : end]:
                 continue
             shared = count_shared(content, cached.split)
             if shared > most:
@@ -114,12 +119,10 @@ class BodyCache:
         system prompts.
         """
         if known is None or shared <= chain.preamble.count:
-            nodes = chain.nodes
-            known = max(
-                reversed(self._seen.get(key, ())),
-                key=lambda each: count_shared_nodes(each.chain.nodes, nodes),
-                default=None,
-            )
+            known, most = None, 0
+            for each in reversed(self._seen.get(key, ())):
+                if each.measured and (count := count_shared_nodes(each.chain.nodes, chain.nodes)) > most:
+                    known, most = each, count
         return dict(known.measured) if known is not None and known.measured else {}
 
     def find_newest(self, key: Key) -> CachedBody | None:
@@ -154,12 +157,6 @@ class BodyCache:
         self._weight -= entries.pop(0).weight
         if not entries:
             del self._seen[key]
-
-
-def _may_extend(cached: CachedBody, content: bytes) -> bool:
-    """Return whether `content` may extend a cached body, by comparing the end of its items."""
-    end = cached.split.items[-1].end
-    return content[end - _TAIL : end] == cached.split.content[end - _TAIL : end]
 
 
 def split_known(

@@ -10,7 +10,7 @@ from proxy.context.pricing import estimate_own, make_tariff
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.context.accounting import list_ends
 from proxy.engine.context.request_state import OutgoingRequest
-from proxy.engine.conversations.sent_bodies import SentBodies
+from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.policy import Provider
 from proxy.model.card import UNPRICED, CacheKind
 from proxy.model.epoch import Epoch, Plan

@@ -1,7 +1,7 @@
 """Measure the package by the rules that keep it small: `python -m scripts.measure_house`.
 
 Tokens of code, the share that is left without the separable features, structs with nearly the same fields, attributes
-that are set on other objects, words of features in the path of a call. `tests/test_ratchets.py` holds each figure.
+that are set on other objects, words of features in the path of a call. `tests/test_house_rules.py` holds each figure.
 """
 
 import ast

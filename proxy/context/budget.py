@@ -21,7 +21,7 @@ from proxy.model.settings import AutoFraction, AutoMargin, AutoTokens, DottedPat
 _T = TypeVar("_T")
 
 # Replaying working days, this costs four fifths of what 200,000 does and keeps as many references. 64,000 costs less
-# still, but of days of 400,000 tokens it loses a fourth of the far references (table in `docs/ceiling.md`).
+# still, but of days of 400,000 tokens it loses a fourth of the far references (table in `docs/measurements.md`).
 AUTO_CEILING = 128_000
 _LARGE_BUDGET = 60_000
 LEAST_TRIGGER = 8_000

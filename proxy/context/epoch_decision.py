@@ -6,7 +6,7 @@ one, if the same history was sent before, if the upstream refused the last epoch
 The decision uses only known facts: it does not forecast how long a session goes on. The best forecast that needs no
 other facts, as many calls again as there were (Lindy's law), delays nothing: by the time that the excess reads have
 cost as much as the epoch, there were so many calls that as many again pay for it. To wait longer costs more than the
-losses of sessions that end after an epoch (figures in `docs/savings.md`).
+losses of sessions that end after an epoch (figures in `docs/measurements.md`).
 """
 
 import hmac

@@ -19,7 +19,7 @@ SummaryLevel = Literal[1, 2, 3]
 
 
 class Summary(Value, tag=True, array_like=True):
-    """A summary that replaces the messages from place `start` up to `stop`.
+    """A summary of the messages from place `start` up to `stop`, which is shown before the ledger of these.
 
     `id` is also the id of a reference to those messages. It is unguessable, and the same for the same span, kind, level
     and text. `parents` are in order and without a gap. `digests` are the SHA-256 of the raw messages of a leaf, each of

@@ -236,7 +236,7 @@ class CompactionFailedEvent(StreamedEvent, kw_only=True, tag="COMPACTION_FAILED"
 
 
 class SummaryAddedEvent(StreamedEvent, kw_only=True, tag="SUMMARY_ADDED"):
-    """A summary is in the log. `covered` are the tokens of what it replaces, `tokens` its own."""
+    """A summary is in the log. `covered` are the tokens of its messages, `tokens` its own."""
 
     exchange: str
     summary: str

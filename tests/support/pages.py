@@ -15,6 +15,7 @@ NOT_RUN = {
     "make install": "installs packages from an index, and then starts a real client with a real provider",
     'make run EXTRAS=providers ARGS="--config providers.yaml"': "installs packages from an index, and serves then",
     "make check": "would run this suite inside itself; some targets install real clients",
+    ".venv/bin/python -m pytest tests/context/test_ledger.py": "would run this suite inside itself",
     "docker build -t palimpsest .": "needs Docker, and an image from a registry",
     ".venv/bin/palimpsest run -- codex": "starts a real client with a real provider",
     "head -c 32 /dev/urandom | base64 | tr -dc 'A-Za-z0-9' > deploy/metrics-token && chmod 644 deploy/metrics-token": (

@@ -141,7 +141,7 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def covered(self) -> int:
-        """Return the number of tokens that the summary replaces."""
+        """Return the number of tokens that the summary covers."""
         return sum(parent.tokens for parent in self.parents) if self.parents else self.span.tokens
 
     @property

@@ -241,7 +241,7 @@ class SessionContext:
         return self._summaries.get(id)
 
     def list_summaries(self, nodes: Sequence[bytes], view: str) -> list[Summary]:
-        """Return the summaries that replace messages of a chain now, in their order.
+        """Return the summaries of messages of a chain that are shown now, in their order.
 
         A provider's own compaction is one only for the model that made it, and until its view went on without one.
         """

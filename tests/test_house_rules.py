@@ -85,7 +85,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 574_432, 331_749
+MOST_TOKENS, MOST_CORE_TOKENS = 574_415, 331_728
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_232,
     "proxy/cli": 34_714,
@@ -93,7 +93,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 74_316,
     "proxy/demo": 6_652,
     "proxy/doctor": 4_914,
-    "proxy/engine": 179_932,
+    "proxy/engine": 179_915,
     "proxy/model": 13_062,
     "proxy/read": 26_574,
     "proxy/retrieval": 12_287,

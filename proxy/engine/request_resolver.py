@@ -289,8 +289,7 @@ class RequestResolver:
             is_held=held is not None,
         )
         kept_part = await self._find_kept(caller.tenant, split, remembered, until)
-        is_placed = (session.family or self._policy.infer) and not options.is_alone
-        place = await self._place(query) if is_placed else None
+        place = await self._place(query) if (session.family or self._policy.infer) and not options.is_alone else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
             **asdict(request),
@@ -313,11 +312,9 @@ class RequestResolver:
             unresolved=found.unresolved,
         )
         if place is not None and split.items:
-            measured = self._histories.find_measured(key, remembered.known, remembered.shared, chain)
-            remembered = remembered._replace(measured=measured)
+            remembered = remembered._replace(measured=self._histories.find_measured(key, *remembered[:2], chain))
             resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, kept_part=kept_part)
-            resolved = replace(resolved, measured=measured)
-            resolved = _add_told(resolved, options, held)
+            resolved = _add_told(replace(resolved, measured=remembered.measured), options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
     async def _follow(

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -41,7 +41,7 @@ class Tokens(QuarterTokens):
         return super().count(text, encoding)
 
 
-def ask(messages: Sequence[Message], **members: Any) -> ManagedRequest:
+def ask(messages: Sequence[Mapping[str, Any]], **members: Any) -> ManagedRequest:
     """A request whose body is large enough to be cached."""
     return make_subject(messages, user="u" * 4096, **members)
 

@@ -115,7 +115,7 @@ class RequestResolver:
         self._lineage = reader.lineage
         self._reader = reader
         self._naming = ClientIdReader(policy.session_headers)
-        self._histories = BodyCache(policy.cache_bytes // 2)
+        self._histories = BodyCache(policy.cache_bytes // 4 * 3)
         cap, cache_bytes = policy.record_cap_bytes, policy.cache_bytes // 8
         self._stored = StoredHistories(reader, clock, cap=cap, cache_bytes=cache_bytes)
         self._clock = clock

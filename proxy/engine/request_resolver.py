@@ -218,7 +218,7 @@ class RequestResolver:
             split=split if clearing is None else remove_member(split, form.clearing_key),
             chain=chain,
             most_output=query.most_output,
-            measured=self._histories.find_measured(key, known, shared, chain),
+            measured=self._histories.find_measured(key, known, shared, chain, (session.upstream, model)),
             until=until,
             clearing=clearing,
         )
@@ -312,7 +312,9 @@ class RequestResolver:
             unresolved=found.unresolved,
         )
         if place is not None and split.items:
-            remembered = remembered._replace(measured=self._histories.find_measured(key, *remembered[:2], chain))
+            named = session.upstream, model
+            measured = self._histories.find_measured(key, *remembered[:2], chain, named)
+            remembered = remembered._replace(measured=measured)
             resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, kept_part=kept_part)
             resolved = _add_told(replace(resolved, measured=remembered.measured), options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)

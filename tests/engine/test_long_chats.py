@@ -61,7 +61,9 @@ async def test_planning_reads_no_more_than_a_bounded_number_of_messages_for_each
 
 
 async def test_the_history_of_ten_thousand_messages_is_kept_so_that_the_next_call_reads_what_is_new() -> None:
-    paths = MeasuredBodies(TokenCounter(QuarterTokens()), EnginePolicy().cache_bytes // 4 * 3)  # as the resolver gives it
+    paths = MeasuredBodies(
+        TokenCounter(QuarterTokens()), EnginePolicy().cache_bytes // 4 * 3
+    )  # as the resolver gives it
     asked = make_subject(say(5_000, 2))
     await paths.follow(asked)
     assert paths.find(asked)[1] == len(asked.nodes) == 10_001

@@ -41,5 +41,7 @@ class MeasuredBodies:
     def _look_up(self, subject: ManagedRequest) -> tuple[ManagedRequest, Key, CachedBody | None, int]:
         key = subject.session.tenant, subject.wire, subject.session.id
         known, shared = self.bodies.find(key, subject.split.content)
-        measured = self.bodies.find_measured(key, known, shared, subject.chain)
+        measured = self.bodies.find_measured(
+            key, known, shared, subject.chain, (subject.session.upstream, subject.model)
+        )
         return replace(subject, measured=measured), key, known, shared

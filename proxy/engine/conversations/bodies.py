@@ -112,18 +112,23 @@ class BodyCache:
             is_whole = is_whole or (shared > 0 and shared == len(cached.links))
         return best, most
 
-    def find_measured(self, key: Key, known: CachedBody | None, shared: int, chain: Chain) -> Measures:
+    def find_measured(
+        self, key: Key, known: CachedBody | None, shared: int, chain: Chain, reader: tuple[str, str]
+    ) -> Measures:
         """Return what was measured of the messages of a body that shares `shared` items with the `known` one.
 
-        If they share no message, it is that of the body with most messages of the chain: clients write the time into
-        system prompts.
+        If they share no message, or that was not measured for this upstream and model, the `reader`, it is that of the
+        body with most messages of the chain: clients write the time into system prompts, and side calls have models of
+        their own.
         """
-        if known is None or shared <= chain.preamble.count:
-            known, most = None, 0
+        measured = dict(known.measured) if known is not None and known.measured else {}
+        if reader not in measured or shared <= chain.preamble.count:
+            most = 0
             for each in reversed(self._seen.get(key, ())):
-                if each.measured and (count := count_shared_nodes(each.chain.nodes, chain.nodes)) > most:
-                    known, most = each, count
-        return dict(known.measured) if known is not None and known.measured else {}
+                found = each.measured.get(reader) if each.measured else None
+                if found is not None and (count := count_shared_nodes(found.nodes, chain.nodes)) > most:
+                    measured[reader], most = found, count
+        return measured
 
     def find_newest(self, key: Key) -> CachedBody | None:
         """Return the body that was added last."""

@@ -141,7 +141,7 @@ class ScriptedUpstream(LoopbackServer):
         messages = body["messages"]
         with self._lock:
             script = self._script
-            is_main = script.arrived is None and _is_same_end(messages, script.messages)
+            is_main = script.arrived is None and is_same_end(messages, script.messages)
             if is_main:
                 script.arrived = messages
             read, fresh = self._look_up(messages)
@@ -166,7 +166,7 @@ class ScriptedUpstream(LoopbackServer):
             "total_tokens": read + fresh + said,
             "prompt_tokens_details": {"cached_tokens": read},
         }
-        _send(handler, body, message, usage)
+        send(handler, body, message, usage)
 
     def _look_up(self, messages: Sequence[RawMessage]) -> tuple[int, int]:
         """Return the tokens of a request that earlier ones began with, in blocks, and the others."""
@@ -182,12 +182,12 @@ class ScriptedUpstream(LoopbackServer):
         return read, whole - read
 
 
-def _is_same_end(messages: Sequence[RawMessage], client: Sequence[RawMessage]) -> bool:
+def is_same_end(messages: Sequence[RawMessage], client: Sequence[RawMessage]) -> bool:
     last, wanted = messages[-1], client[-1]
     return last["role"] == wanted["role"] and get_text(wanted) in get_text(last)
 
 
-def _send(handler: BaseHTTPRequestHandler, body: RawMessage, message: RawMessage, usage: RawMessage) -> None:
+def send(handler: BaseHTTPRequestHandler, body: RawMessage, message: RawMessage, usage: RawMessage) -> None:
     reason = "tool_calls" if message.get("tool_calls") else "stop"
     head = {"id": "chatcmpl-played", "created": 1, "model": body.get("model")}
     if not body.get("stream"):

@@ -24,7 +24,6 @@ from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.doctor.surroundings import examine_surroundings, list_upstreams
-from proxy.engine.doctor.findings import Diagnosis, conclude, judge_misplaced
 from proxy.engine.lineage.misplaced_keys import MisplacedKeys
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.recall.recall import Recall
@@ -32,6 +31,7 @@ from proxy.engine.runtime import SystemClock
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable, tell_install
 from proxy.model.events import SessionsErased
+from proxy.read.findings import Diagnosis, conclude, judge_misplaced
 from proxy.read.savings import SavingsInputs
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
@@ -236,7 +236,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.archive),
-        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.misplaced)),
+        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs, engine.exchanges.calls.misplaced)),
         memory=MemoryApi(engine.context.memory.memory, engine.context.memory, settings.snapshot, inputs),
         events=EventsApi(engine.archive, engine.events),
         maps=MapsApi(OperatorEngine(engine.conversations, settings.operators, engine.sandbox)),

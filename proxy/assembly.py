@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.config import Settings
+from proxy.engine.call.calls import Calls, TraceHeaders
 from proxy.engine.context.controller import ContextController
-from proxy.engine.context.loop_watch import LoopWatch
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.erasing.live import LiveSessions
 from proxy.engine.erasing.retention import Retention
@@ -18,7 +18,7 @@ from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
 from proxy.engine.events.webhooks import Webhook, WebhookPolicy, Webhooks
-from proxy.engine.exchange import ExchangeService, TraceHeaders
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
@@ -37,6 +37,8 @@ from proxy.engine.runtime import (
     SystemIds,
     TaskRunner,
 )
+from proxy.engine.stages.loops import LoopWatch
+from proxy.engine.stages.order import order_stages
 from proxy.engine.token_counter import TokenCounter
 from proxy.engine.turns.conversation import Conversations
 from proxy.engine.turns.files import FileKeeper, build_files
@@ -107,7 +109,9 @@ class Engine:
 
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
+        self.context.trigger.jobs.close()
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
+        self.context.trigger.credentials.clear()
         await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await asyncio.gather(self.worker.close(), self.sandbox.close())
         await self.index.close()
@@ -142,11 +146,13 @@ async def build_engine(
     embed = build_embedding(settings.recall.embedding_model, context.trigger, worker)
     index = SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
     recall = Recall(archive, index, clock, settings.recall)
+    found = settings.doom_loop
+    loops = LoopWatch(bus, found.threshold, found.action) if found.threshold else None
     exchanges = _build_exchanges(
-        settings, archive, relay, network.routes, context.controller, recall=recall, trace=trace
+        settings, archive, relay, network.routes, context.controller, recall=recall, loops=loops, trace=trace
     )
     trigger, sandbox = context.trigger, SandboxProcesses()
-    conversations = Conversations(exchanges, archive, models, trigger.worker.schedule, policy.record_cap_bytes)
+    conversations = Conversations(exchanges, archive, models, trigger.jobs, loops, policy.record_cap_bytes)
     live = LiveSessions(exchanges, trigger.worker, context.memory.memory, worker, sandbox)
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     events = _build_events(archive, bus, models)
@@ -205,25 +211,21 @@ def _build_exchanges(
     controller: ContextController,
     *,
     recall: Recall,
+    loops: LoopWatch | None,
     trace: TraceHeaders | None,
 ) -> ExchangeService:
     policy, bus, clock, reader = settings.engine_policy(), relay.bus, relay.clock, relay.reader
     resolver = RequestResolver(policy, routes, reader=reader, clock=clock, ids=SystemIds())
-    providers, loops, cap = settings.providers(), settings.doom_loop, policy.record_cap_bytes
-    return ExchangeService(
-        policy,
-        FORMATS,
-        resolver=resolver,
-        relay=relay,
-        tasks=bus.tasks,
-        controller=controller,
-        recall=build_rounds(recall, settings.recall, controller.states, reader.lineage, bus=bus, record_cap=cap),
+    providers, states, cap = settings.providers(), controller.states, policy.record_cap_bytes
+    stages = order_stages(
+        states,
         histories=build_histories(
             settings.nudge, policy, archive, resolver, bus=bus, clock=clock, turns=settings.turns, providers=providers
         ),
-        loops=LoopWatch(bus, loops.threshold, loops.action) if loops.threshold else None,
-        trace=trace,
+        loops=loops,
+        recall=build_rounds(recall, settings.recall, states, reader.lineage, bus=bus, record_cap=cap),
     )
+    return ExchangeService(Calls(policy, relay, bus.tasks, trace=trace), FORMATS, resolver, controller, stages)
 
 
 def _build_events(archive: SqliteArchive, bus: EngineBus, models: Models) -> EventStream:

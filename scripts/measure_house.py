@@ -10,7 +10,7 @@ import json
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
@@ -25,18 +25,22 @@ FEATURES = (
     "proxy/context/loops/*",
     "proxy/context/memory/*",
     "proxy/context/strategies/*",
+    "proxy/context/tool_diet.py",
     "proxy/demo/*",
     "proxy/doctor/*",
+    "proxy/engine/background/*",
     "proxy/engine/compaction/*",
-    "proxy/engine/doctor/*",
     "proxy/engine/erasing/*",
     "proxy/engine/events/*",
     "proxy/engine/history/*",
     "proxy/engine/mapping/*",
     "proxy/engine/memory/*",
     "proxy/engine/recall/*",
+    "proxy/engine/stages/tool_diet.py",
     "proxy/engine/turns/*",
+    "proxy/lab/*",
     "proxy/read/dialogue*",
+    "proxy/read/findings*",
     "proxy/read/memory*",
     "proxy/retrieval/*",
     "proxy/sdk/*",
@@ -51,6 +55,9 @@ FEATURES = (
 )
 # The files that carry any call, whatever is switched on.
 CALL_PATH = (
+    "proxy/engine/call/calls.py",
+    "proxy/engine/call/counting.py",
+    "proxy/engine/call/unread.py",
     "proxy/engine/exchange.py",
     "proxy/engine/relay.py",
     "proxy/engine/request_resolver.py",
@@ -182,9 +189,9 @@ def _is_own(value: ast.expr) -> bool:
     return isinstance(value, ast.Name) and value.id in ("self", "cls")
 
 
-def list_names_with(word: str, text: str) -> Iterator[str]:
+def list_names_with(word: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names of classes, functions and annotated variables that have this word, in the singular or plural."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         name = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "name", None)
         told = name.id if isinstance(name, ast.Name) else name
         if isinstance(told, str) and {word, f"{word}s"} & {part.lower() for part in _NAME_PART.findall(told)}:

@@ -34,13 +34,14 @@ ROOT = Path(__file__).parents[1]
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 590, 60, 405
 # Of modules: 160 held the first six steps; why a cache missed, bound reasoning, the ledger of steps and providers that
 # litellm calls came on top, then recall and search, and the strategies with their memory.
-MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 380, 150, 60, 0.1
+MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 394, 150, 60, 0.1
 # Packages may have 15 modules; these more.
 MOST_MODULES = {
     "proxy/engine": 16,
     "proxy/store/sqlite": 18,
-    "proxy/context": 21,
+    "proxy/context": 22,
     "proxy/model": 19,
+    "proxy/read": 17,
 }
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
@@ -85,30 +86,31 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 574_415, 331_728
+MOST_TOKENS, MOST_CORE_TOKENS = 583_326, 336_960
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_232,
-    "proxy/cli": 34_714,
-    "proxy/config": 6_131,
-    "proxy/context": 74_316,
-    "proxy/demo": 6_652,
-    "proxy/doctor": 4_914,
-    "proxy/engine": 179_915,
-    "proxy/model": 13_062,
-    "proxy/read": 26_574,
+    "proxy": 9_432,
+    "proxy/cli": 35_069,
+    "proxy/config": 6_140,
+    "proxy/context": 75_813,
+    "proxy/demo": 6_067,
+    "proxy/doctor": 6_623,
+    "proxy/engine": 180_814,
+    "proxy/lab": 1_386,
+    "proxy/model": 13_127,
+    "proxy/read": 29_946,
     "proxy/retrieval": 12_287,
     "proxy/sdk": 8_622,
-    "proxy/server": 28_171,
-    "proxy/store": 59_589,
-    "proxy/telemetry": 8_470,
+    "proxy/server": 28_173,
+    "proxy/store": 59_848,
+    "proxy/telemetry": 8_580,
     "proxy/transcripts": 9_702,
-    "proxy/trial": 8_852,
+    "proxy/trial": 8_472,
     "proxy/upstream": 13_953,
-    "proxy/wire": 62_131,
+    "proxy/wire": 62_144,
     "proxy/worker": 7_128,
 }
-MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 43, "view": 32}
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 144, 107
+MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 44, "view": 32}
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 143, 39
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.
@@ -357,7 +359,7 @@ def test_figures_only_go_down() -> None:
 
 def test_a_word_keeps_its_meaning() -> None:
     """A new name with one of these words is counted, so that somebody asks whether it means what the word means."""
-    found = {word: sum(1 for source in PACKAGE for _ in list_names_with(word, source.text)) for word in WORDS}
+    found = {word: sum(1 for source in PACKAGE for _ in list_names_with(word, source.nodes)) for word in WORDS}
     assert {word: count for word, count in found.items() if count > MOST_NAMES_WITH[word]} == {}
 
 
@@ -375,7 +377,11 @@ def test_each_figure_counts_what_it_is_to_count() -> None:
     assert list_alike(structs) == ["x.py: A = y.py: B", "y.py: B = z.py: C"]
     assert list(list_outside_sets("self.x = 1\na.x = 1\na.b.y += 1\nsetattr(a, 'z', 1)\nx = 1\n")) == [2, 3, 4]
     text = "class RoundSource:\n    x: int\n    sources: int\ndef resourceful(): ...\nasync def find_sources(): ...\n"
-    assert list(list_names_with("source", text)) == ["RoundSource", "find_sources", "sources"]
+    assert list(list_names_with("source", Source("proxy/a.py", text).nodes)) == [
+        "RoundSource",
+        "find_sources",
+        "sources",
+    ]
     assert count_feature_words("def run(call):\n    call.recall_tool(pinned, held_path=1)\n") == 2
 
 

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from proxy.config import Settings, load_settings
+from proxy.lab.upstream import serve_application
 from proxy.model.errors import NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.running import ask_server, find_address, find_admin_token, find_link, find_server, note_address
-from tests.journeys.provider import run_application
 
 LIMIT = 300.0
 
@@ -71,7 +71,7 @@ def serve_live(response: Response) -> Starlette:
 def test_a_server_that_is_noted_and_does_not_answer_is_none(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     assert find_server(settings) == ()
-    with run_application(serve_live(PlainTextResponse("no"))) as port, note_address(settings, port):
+    with serve_application(serve_live(PlainTextResponse("no"))) as port, note_address(settings, port):
         assert find_server(settings) == (), "another program listens there now"
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"], "which judge what is in its log"
 
@@ -79,7 +79,7 @@ def test_a_server_that_is_noted_and_does_not_answer_is_none(tmp_path: Path) -> N
 def test_a_server_that_answers_is_found_with_its_upstreams(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     upstreams = tuple(policy.base_url for policy in settings.upstream_policies())
-    with run_application(serve_live(JSONResponse({"status": "live"}))) as port, note_address(settings, port):
+    with serve_application(serve_live(JSONResponse({"status": "live"}))) as port, note_address(settings, port):
         until = time.monotonic() + LIMIT
         while not (found := find_server(settings)):  # its port is known before it listens
             assert time.monotonic() < until
@@ -100,7 +100,7 @@ def test_the_link_has_the_token_as_an_address_spells_it(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"choose --data, or --admin-token"):
         find_link(settings)
     token = find_admin_token(settings)
-    with run_application(serve_live(JSONResponse({"status": "live"}))) as port, note_address(settings, port):
+    with serve_application(serve_live(JSONResponse({"status": "live"}))) as port, note_address(settings, port):
         until = time.monotonic() + LIMIT
         while not find_server(settings):  # its port is known before it listens
             assert time.monotonic() < until

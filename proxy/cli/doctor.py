@@ -9,7 +9,7 @@ from proxy.cli.formatting import make_plain
 from proxy.cli.serve import UpstreamOption, name_upstream
 from proxy.cli.services import READS, Invocation, offers
 from proxy.config import load_settings
-from proxy.engine.doctor.findings import Diagnosis, Finding
+from proxy.read.findings import Diagnosis, Finding
 
 _LABELS = {"ok": "ok", "warning": "WARNING", "fault": "FAULT"}
 _CONCLUSIONS = {

@@ -22,10 +22,10 @@ from proxy.model.errors import ProxyError
 
 if TYPE_CHECKING:  # what commands read with is imported by those that read
     from proxy.cli.logs import CommandIndex, Log
-    from proxy.engine.doctor.findings import Diagnosis
     from proxy.model.erasing import SessionErasure
     from proxy.model.search import IndexHealth
     from proxy.read.diff import Tally
+    from proxy.read.findings import Diagnosis
     from proxy.read.savings import SavingsInputs
 
 T = TypeVar("T")

@@ -26,6 +26,7 @@ from proxy.engine.policy import (
     Principal,
     Provider,
     SessionsSettings,
+    ShadowPolicy,
     StoreSettings,
 )
 from proxy.engine.recall.policy import RecallPolicy
@@ -154,6 +155,7 @@ class Settings(BaseSettings):
     operators: OperatorPolicy = OperatorPolicy()
     nudge: NudgePolicy = NudgePolicy()
     doom_loop: DoomLoopSettings = DoomLoopSettings()
+    shadow: ShadowPolicy = ShadowPolicy()
     events: EventsSettings = EventsSettings()
     pricing: dict[str, PriceSettings] = {}
     """Prices by model name or pattern; the first match counts. Currency units per million tokens, as in price lists:

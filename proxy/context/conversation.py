@@ -149,6 +149,7 @@ class PlanInputs(Value):
     growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
     excluded: tuple[str, ...] = ()  # names of further tools whose outputs stay, since the client asks for it
     has_tool: bool = False  # the model will have the tool to recall
+    tool_tokens: int = 0  # by which the preamble is longer, or shorter, than the client's
     is_alternating: bool = False  # as if the settings had `strict_alternation`
     recalled: Mapping[int, int] = {}  # tokens of the hidden rounds behind messages, by index
     memory: MemoryText | None = None  # of the strategy `snapshot`

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,9 +25,11 @@ from proxy.app import serve
 from proxy.assembly import measure, open_log
 from proxy.config import Settings, make_settings
 from proxy.context.pricing import format_money
-from proxy.demo.story import ScriptedTurn, list_turns, make_tools, write_system
-from proxy.demo.upstream import MODEL, DemoUpstream, Meter, serve_upstream
+from proxy.demo.story import list_turns, make_tools, write_system
+from proxy.demo.upstream import MODEL, DemoUpstream, Meter
 from proxy.demo.workspace import Workspace
+from proxy.lab.session import Message, ScriptedAgent
+from proxy.lab.upstream import ScriptedUpstream, serve_upstream
 from proxy.model.epoch import Epoch, Replaced, Summary
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.exchange import Usage
@@ -43,6 +46,7 @@ _LINE_EACH = 25
 _TRACKER_FROM = 88  # the step from which the agent has one tool more
 _HEADERS = {
     "authorization": "Bearer sk-demo-no-key-is-needed",
+    "content-type": "application/json",
     "user-agent": "demo-agent/1.0",
     "x-palimpsest-session": NAME,
 }
@@ -63,13 +67,12 @@ def run_demo(*, steps: int, port: int | None, data: Path | None, is_served: bool
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-demo-")))
         if (folder / "log.db").exists():
             raise Conflict(f"{folder} has a log already; --data names a directory for the log of the demo alone")
-        turns, tokenizer = list_turns(), CountingTokenizer()
-        upstream = DemoUpstream(turns, Meter(lambda text: tokenizer.count(text, "o200k_base")[0]))
-        base_url = stack.enter_context(serve_upstream(upstream.app))
+        tokenizer = CountingTokenizer()
+        upstream = DemoUpstream(Meter(cache(lambda text: tokenizer.count(text, "o200k_base")[0])))
+        base_url = stack.enter_context(serve_upstream(ScriptedUpstream(NAME, upstream.answer, MODEL)))
         provider = {"name": NAME, "base_url": base_url, "cache": "prefix"}
         settings = make_settings({"data": folder, "server.port": port or 0, "upstreams": [provider]})
-        unmanaged = Meter(upstream.meter.count)
-        demo = _Demo(settings, turns, upstream, unmanaged, steps=steps, screen=_Screen(output), is_served=is_served)
+        demo = _Demo(settings, upstream, steps=steps, screen=_Screen(output), is_served=is_served)
         code = serve(settings, companion=demo.play)
         demo.ended.wait(_END_SECONDS)
         return code or demo.code
@@ -109,25 +112,16 @@ class _Demo:
     """The agent, and what is told of its session."""
 
     def __init__(
-        self,
-        settings: Settings,
-        turns: Sequence[ScriptedTurn],
-        upstream: DemoUpstream,
-        unmanaged: Meter,
-        *,
-        steps: int,
-        screen: _Screen,
-        is_served: bool,
+        self, settings: Settings, upstream: DemoUpstream, *, steps: int, screen: _Screen, is_served: bool
     ) -> None:
         self._settings = settings
-        self._turns = turns
-        self._steps = steps
         self._upstream = upstream
-        self._unmanaged = unmanaged
+        self._unmanaged = Meter(upstream.meter.count)
+        self._steps = steps
         self._screen = screen
         self._is_served = is_served
-        self._workspace = Workspace()
-        self._messages: list[dict[str, Any]] = [{"role": "system", "content": write_system(self._workspace.files)}]
+        workspace = Workspace()
+        self._agent = ScriptedAgent(OWN_FORMAT, MODEL, workspace.run, write_system(workspace.files))
         self._session = ""
         self._calls = 0
         self.code = 1
@@ -153,26 +147,20 @@ class _Demo:
 
     def _work(self, client: httpx.Client, inputs: SavingsInputs) -> None:
         """Be the agent: ask, run the tool that is called, ask again."""
-        for turn in self._turns:
-            self._messages.append({"role": "user", "content": turn.asked})
+        for turn in list_turns():
+            self._agent.ask(turn.asked)
             for _ in turn.steps:
                 if self._calls == self._steps:
                     return
                 self._calls += 1
-                message = self._ask(client, inputs)
-                self._messages.append(message)
-                for call in message.get("tool_calls") or ():
-                    function = call["function"]
-                    result = self._workspace.run(function["name"], json.loads(function["arguments"]))
-                    self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+                self._agent.take(self._ask(client, inputs))
 
-    def _ask(self, client: httpx.Client, inputs: SavingsInputs) -> dict[str, Any]:
-        tools = make_tools(has_tracker=self._calls >= _TRACKER_FROM)
-        body = {"model": MODEL, "messages": self._messages, "tools": tools}
-        response = client.post(f"/v1{OWN_FORMAT.path_ending}", json=body)
+    def _ask(self, client: httpx.Client, inputs: SavingsInputs) -> Message:
+        body = self._agent.write(make_tools(has_tracker=self._calls >= _TRACKER_FROM))
+        response = client.post(f"/v1{OWN_FORMAT.path_ending}", content=body)
         response.raise_for_status()
-        message: dict[str, Any] = response.json()["choices"][0]["message"]
-        self._unmanaged.add(body, json.dumps(message))
+        message: Message = response.json()["choices"][0]["message"]
+        self._unmanaged.add(json.loads(body), json.dumps(message))
         self._session = response.headers["x-palimpsest-session"]
         if notice := response.headers.get("x-palimpsest-notice"):
             before, _, after = notice.removeprefix("compacted ").partition("->")

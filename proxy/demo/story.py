@@ -1,8 +1,6 @@
 """The session of the demonstration: what the user asks, and what the agent says and calls, step by step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from proxy.demo.workspace import (
     CARRIERS,
@@ -16,6 +14,8 @@ from proxy.demo.workspace import (
     CarrierFacts,
     name_class,
 )
+from proxy.lab.session import ScriptedStep, ScriptedTurn
+from proxy.wire.rounds import OwnTool
 
 _SYSTEM = """\
 You are a coding agent that works in a repository by tools. Work in small steps: read before you edit, run the tests
@@ -24,34 +24,13 @@ you are done, tell the user what you changed and how it was checked, in a few li
 tool; if something cannot be known from here, say so. Paths are relative to the root of the repository."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedStep:
-    """One answer of the model: a sentence, and a call of a tool; without one the turn ends.
-
-    With `recalls` the model first looks up in its own history what this text finds, if it can.
-    """
-
-    said: str
-    tool: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    recalls: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedTurn:
-    """What the user says, and the steps that follow."""
-
-    asked: str
-    steps: Sequence[ScriptedStep]
-
-
 def write_system(files: Mapping[str, str]) -> str:
     """Return the system prompt, with what the repository says of itself, as clients add it."""
     notes = "\n\n".join(f"# {path}\n\n{files[path]}" for path in ("README.md", "docs/days.md"))
     return f"{_SYSTEM}\n\nThe repository says:\n\n{notes}"
 
 
-def make_tools(*, has_tracker: bool) -> list[dict[str, Any]]:
+def make_tools(*, has_tracker: bool) -> list[OwnTool]:
     """Return the tools of the agent. In the midst of the session the user connects the issue tracker as one more."""
     tools = [
         _make_tool("read_file", "Read a file, or some lines of it.", path="string", start="integer", end="integer"),
@@ -62,10 +41,10 @@ def make_tools(*, has_tracker: bool) -> list[dict[str, Any]]:
     return [*tools, _make_tool("tracker", "Read a ticket of the tracker.", ticket="string")] if has_tracker else tools
 
 
-def _make_tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
+def _make_tool(name: str, description: str, **parameters: str) -> OwnTool:
     properties = {key: {"type": kind} for key, kind in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": [next(iter(parameters))]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return OwnTool(name, description, schema)
 
 
 def list_turns() -> list[ScriptedTurn]:

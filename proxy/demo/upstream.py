@@ -1,4 +1,4 @@
-"""The demonstration's upstream: an OpenAI-like server on the loopback that answers by the script, and a token meter.
+"""How the demonstration's upstream answers: by the script of the session. And a token meter.
 
 It bills as a provider does: prompts are counted, and what it has seen at the beginning of an earlier prompt is read
 from its cache.
@@ -6,19 +6,14 @@ from its cache.
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
 from proxy.context.provider_cache import CacheModel
-from proxy.demo.story import ScriptedStep, ScriptedTurn
+from proxy.demo.story import list_turns
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.session import Message, ScriptedStep
+from proxy.lab.upstream import ScriptedCall
 from proxy.model.exchange import Usage
 from proxy.model.manifest import compute_digest
 from proxy.model.messages import RECALL_TOOL
@@ -29,7 +24,6 @@ from proxy.wire.translation.responses import write_response
 MODEL = "gpt-5"
 _CACHING = CacheModel(block=128, minimum=1024)
 _PER_MESSAGE = 4
-_JOIN_SECONDS = 10.0
 _OF_SUMMARIES = "written by the proxy palimpsest", "You write "
 _NUMBERED = re.compile(r"^\[(m?\d+) user\]$", re.MULTILINE)
 
@@ -39,7 +33,6 @@ class Meter:
 
     def __init__(self, count: Callable[[str], int]) -> None:
         self.count = count
-        self._sizes: dict[str, int] = {}
         self._cache = PromptCache()
         self.usages: list[Usage] = []
 
@@ -47,16 +40,11 @@ class Meter:
         """Return the usage of a request with this answer, and remember its prompt."""
         parts = [{"tools": body.get("tools")}, *body["messages"]]
         texts = [json.dumps(part, ensure_ascii=False, sort_keys=True) for part in parts]
-        prompt = [PromptPiece(compute_digest(text.encode()), self._size(text)) for text in texts]
+        prompt = [PromptPiece(compute_digest(text.encode()), self.count(text) + _PER_MESSAGE) for text in texts]
         cached = self._cache.take(prompt, _CACHING, 0.0)
-        usage = Usage(input=count_prompt(prompt), output=self._size(answer), cached=cached)
+        usage = Usage(input=count_prompt(prompt), output=self.count(answer) + _PER_MESSAGE, cached=cached)
         self.usages.append(usage)
         return usage
-
-    def _size(self, text: str) -> int:
-        if text not in self._sizes:
-            self._sizes[text] = self.count(text) + _PER_MESSAGE
-        return self._sizes[text]
 
 
 class DemoUpstream:
@@ -67,66 +55,48 @@ class DemoUpstream:
     with all messages of the one before.
     """
 
-    def __init__(self, turns: Sequence[ScriptedTurn], meter: Meter) -> None:
-        self._steps = [step for turn in turns for step in turn.steps]
+    def __init__(self, meter: Meter) -> None:
+        self._steps = [step for turn in list_turns() for step in turn.steps]
         self._next = 0
         self.meter = meter
         self.recalls = self.summaries = self.extended = 0
         self._before: list[Any] = []
         self.newest, self.newest_text = Usage(), ""
-        complete = Route(f"/v1{OWN_FORMAT.path_ending}", self._complete, methods=["POST"])
-        self.app = Starlette(routes=[complete, Route("/v1/models", self._list)])
 
-    async def _complete(self, request: Request) -> Response:
-        content = await request.body()
-        body = json.loads(content)
+    async def answer(self, call: ScriptedCall) -> WholeResponse | None:
+        """Answer a call in the format of the script. There is no answer in another."""
+        if call.form is not OWN_FORMAT:
+            return None
+        body = json.loads(call.body)
         asked = self.summaries
-        message = self._answer(body)
+        message = self._find_answer(body)
         usage = self.meter.add(body, json.dumps(message))
         if self.summaries == asked:
-            self.newest, self.newest_text = usage, content.decode()
+            self.newest, self.newest_text = usage, call.body.decode()
             self._note_prefix(body["messages"], is_round=message.get("content") is None)
         number, answer = f"{len(self.meter.usages):06d}", [json.dumps(message).encode()]
         told = write_response(OWN_FORMAT, answer, number=number, model=MODEL, usage=usage)
-        return Response(told, media_type="application/json")
-
-    async def _list(self, request: Request) -> Response:
-        data = [{"id": MODEL, "object": "model", "created": 1_790_000_000, "owned_by": "demo"}]
-        return JSONResponse({"object": "list", "data": data})
+        return WholeResponse(200, (), told)
 
     def _note_prefix(self, messages: list[Any], *, is_round: bool) -> None:
         """Note the messages of a request. One that the model recalls in comes again, with what it recalled."""
         self.extended += bool(self._before) and not is_round and messages[: len(self._before)] == self._before
         self._before = messages
 
-    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _find_answer(self, body: dict[str, Any]) -> Message:
         messages = body["messages"]
         if any(words in str(messages[at].get("content")) for at, words in zip((-1, 0), _OF_SUMMARIES, strict=True)):
             self.summaries += 1
-            return {"role": "assistant", "content": write_summary(messages)}
+            return ScriptedStep(write_summary(messages)).write("")
         step = self._steps[min(self._next, len(self._steps) - 1)]
         has_recalled = any(call["function"]["name"] == RECALL_TOOL for call in messages[-2].get("tool_calls") or ())
         can_recall = any(tool["function"]["name"] == RECALL_TOOL for tool in body.get("tools") or ())
         if step.recalls and can_recall and not has_recalled:
             self.recalls += 1
             asked = {"action": "search", "query": step.recalls}
-            return make_message("", RECALL_TOOL, asked, f"recall_{self.recalls}")
+            return ScriptedStep("", RECALL_TOOL, asked).write(f"recall_{self.recalls}")
         self._next += 1
-        return make_answer(step, self._next)
-
-
-def make_answer(step: ScriptedStep, number: int) -> dict[str, Any]:
-    """Return a step as a message of the model."""
-    return make_message(step.said, step.tool, dict(step.arguments), f"call_{number:04d}")
-
-
-def make_message(said: str, tool: str, arguments: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a message of the model, with a call of a tool if one is named."""
-    message: dict[str, Any] = {"role": "assistant", "content": said or None}
-    if tool:
-        function = {"name": tool, "arguments": json.dumps(arguments)}
-        message["tool_calls"] = [{"id": name, "type": "function", "function": function}]
-    return message
+        return step.write(f"call_{self._next:04d}")
 
 
 def write_summary(messages: Sequence[dict[str, Any]]) -> str:
@@ -154,19 +124,3 @@ def write_summary(messages: Sequence[dict[str, Any]]) -> str:
         *(f"- quayside/carriers/{name}.py: a carrier." for name in carriers[:4]),
     ]
     return "\n".join(lines)
-
-
-@contextmanager
-def serve_upstream(app: Starlette) -> Iterator[str]:
-    """Serve an application on a free port of the loopback, in a thread, for a `with` block. Yields the base URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, ws="none", lifespan="off")
-    config.timeout_graceful_shutdown = 1
-    server, listener = uvicorn.Server(config), config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="demo upstream", daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join(_JOIN_SECONDS)
-        listener.close()

@@ -9,6 +9,7 @@ import email.utils
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,10 +17,17 @@ from urllib.parse import urlsplit
 import msgspec
 
 from proxy import __version__
-from proxy.assembly import build_engine, measure
+from proxy.assembly import measure
 from proxy.config import Settings, make_settings, read_environment
+from proxy.doctor.rehearsal import Rehearsal, answer, judge_passing, judge_rehearsal, play
 from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models, list_upstreams
-from proxy.engine.doctor.findings import (
+from proxy.engine.policy import choose_upstream
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import ScriptedCall, open_engine
+from proxy.model.card import LimitKey
+from proxy.model.errors import ProxyError
+from proxy.model.exchange import Headers, Usage
+from proxy.read.findings import (
     MISPLACED,
     Diagnosis,
     Finding,
@@ -31,17 +39,6 @@ from proxy.engine.doctor.findings import (
     judge_server,
     judge_upstream,
 )
-from proxy.engine.doctor.rehearsal import (
-    Rehearsal,
-    RehearsalUpstream,
-    RehearsedSession,
-    judge_passing,
-    judge_rehearsal,
-)
-from proxy.engine.policy import choose_upstream
-from proxy.model.card import LimitKey
-from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers, Usage
 from proxy.read.savings import SavingsInputs
 from proxy.running import find_server, read_admin_token
 from proxy.upstream.client import fetch
@@ -53,8 +50,6 @@ from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_object
 from proxy.wire.summary_request import make_target
 
-_FINISH_SECONDS = 10.0
-_PATIENCE_SECONDS = 60.0
 _LIVE_TOKENS = 16
 _OK, _REFUSED = 200, (401, 403)
 _MODELS = b"/v1/models"
@@ -231,39 +226,41 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Headers) -> F
 async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[UpstreamProbe] = ()) -> list[Finding]:
     """Play a session of a model of each upstream, on each wire of its API, through an engine with these settings.
 
-    What came of it is judged. Summaries and holdout are off: there is no model that could write the ones, and the
-    others would not be managed. A plan may take long, for what is judged is not how busy this machine is.
+    What came of it is judged.
     """
     played: list[Rehearsal] = []
     names = dict(reversed(await list_models(settings, probes)))
-    with tempfile.TemporaryDirectory(prefix="palimpsest-doctor-") as folder:
-        quiet = replace(settings.compaction, auto=False, holdout_fraction=0.0, hard_wait_seconds=_PATIENCE_SECONDS)
-        windows = {name: inputs.prices.find_card(name, model).window for name, model in names.items()}
-        sized = [replace(each, window=windows.get(each.name)) for each in settings.upstreams]
-        own = settings.model_copy(update={"data": Path(folder), "compaction": quiet, "upstreams": tuple(sized)})
-        upstreams = {policy.name: RehearsalUpstream(policy.name) for policy in settings.upstream_policies()}
+    windows = {name: inputs.prices.find_card(name, model).window for name, model in names.items()}
+    sized = [replace(each, window=windows.get(each.name)) for each in settings.upstreams]
+    own = settings.model_copy(update={"upstreams": tuple(sized)})
+    asked: dict[str, list[ScriptedCall]] = {policy.name: [] for policy in settings.upstream_policies()}
+
+    async def answer_noted(call: ScriptedCall) -> WholeResponse:
+        asked[call.upstream].append(call)
+        return await answer(call)
+
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-doctor-")))
         try:
-            engine = await build_engine(own, connect=lambda policy, *_: upstreams[policy.name])
+            engine = await stack.enter_async_context(open_engine(own, folder, answer_noted))
         except ProxyError as error:
             what = f"No session could be rehearsed: {error}."
             return [Finding("rehearsal", "fault", what, "Make room for temporary files.")]
-        try:
-            engine.prepare()
-            await engine.warm()
-            for policy in settings.upstream_policies():
-                upstream = upstreams[policy.name]
-                if (model := names.get(policy.name)) is None:
-                    continue  # no call goes there
-                strategy = settings.engine_policy().find_strategy(model)
-                budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)
-                # One whose budget is not usable has a finding that says so.
-                for form in _list_forms(policy) if budget.usable else ():
-                    is_inferred = settings.sessions.infer
-                    session = RehearsedSession(engine.exchanges, upstream, form, model, is_inferred=is_inferred)
-                    played.append(await session.play(budget.high, strategy))
-            await engine.tasks.finish(_FINISH_SECONDS)
-        finally:
-            await engine.close()
+        for policy in settings.upstream_policies():
+            if (model := names.get(policy.name)) is None:
+                continue  # no call goes there
+            strategy = settings.engine_policy().find_strategy(model)
+            budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)
+            # One whose budget is not usable has a finding that says so.
+            for form in _list_forms(policy) if budget.usable else ():
+                told = Rehearsal(
+                    upstream=policy.name,
+                    model=model,
+                    wire=form.name,
+                    strategy=strategy,
+                    is_inferred=settings.sessions.infer,
+                )
+                played.append(await play(engine, asked, told, budget.high))
     found = [finding for each in played for finding in judge_rehearsal(each)]
     passing = {finding.sentence: finding for finding in map(judge_passing, played) if finding}  # each once
     return [*found, *passing.values()]

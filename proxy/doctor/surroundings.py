@@ -19,8 +19,16 @@ from proxy.assembly import measure, open_index, open_log
 from proxy.config import Settings
 from proxy.context.budget import find_model_policy, make_budget
 from proxy.context.model_catalog import strip_provider
-from proxy.engine.compaction.trigger import is_local_server
-from proxy.engine.doctor.findings import (
+from proxy.engine.background.jobs import is_local_server
+from proxy.engine.lineage.misplaced_keys import MisplacedKeys
+from proxy.engine.models import PriceList
+from proxy.engine.policy import choose_upstream
+from proxy.engine.ports import LogReader
+from proxy.engine.recorded.documents import describe
+from proxy.engine.request import UNREADABLE
+from proxy.model.errors import ProxyError
+from proxy.model.log import ExchangeRow, SessionRow
+from proxy.read.findings import (
     Finding,
     StoreFacts,
     UpstreamFacts,
@@ -38,14 +46,6 @@ from proxy.engine.doctor.findings import (
     judge_window,
     list_clients,
 )
-from proxy.engine.lineage.misplaced_keys import MisplacedKeys
-from proxy.engine.models import PriceList
-from proxy.engine.policy import choose_upstream
-from proxy.engine.ports import LogReader
-from proxy.engine.recorded.documents import describe
-from proxy.engine.request import UNREADABLE
-from proxy.model.errors import ProxyError
-from proxy.model.log import ExchangeRow, SessionRow
 from proxy.read.savings import SavingsInputs
 from proxy.read.window import load_window
 from proxy.reading import build_tally

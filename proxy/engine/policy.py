@@ -12,7 +12,7 @@ from proxy.context.loops.detection import MOST_COUNTED
 from proxy.model.card import CacheKind
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
-from proxy.model.settings import UNTOLD, HeaderName, Rule, Size, Small, check_secret
+from proxy.model.settings import UNTOLD, Fraction, HeaderName, Rule, Size, Small, check_secret
 
 LoopAction = Literal["notify", "annotate"]
 Durability = Literal["full", "normal"]
@@ -205,6 +205,21 @@ class DoomLoopSettings:
     action: LoopAction = "notify"
     """notify: as said above. annotate: where the outputs are the same, too, the model is told by a line behind the
     newest one, which stays until the next epoch; the client does not see it (docs/troubleshooting.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowPolicy:
+    """Checking what shortening does to answers: some requests are sent again as the client made them."""
+
+    fraction: Fraction = 0.0
+    """Fraction of the calls sent shortened that are checked (docs/savings.md): behind each, the client's own request
+    is sent, too, at the client's cost, and both answers are compared. 0: none."""
+    spend_per_day: Annotated[float, Rule(gt=0, allow_inf_nan=False)] = 1.0
+    """Most to spend on it in a day (UTC); currency units, as in pricing. Models of unknown price are not checked.
+    compaction.spend_per_day holds, too."""
+    bound_reasoning: bool = False
+    """Whether requests with signed reasoning are checked where a model may bind it to its prompt: the provider may
+    refuse such a request, or leave the reasoning out."""
 
 
 @dataclass(frozen=True, slots=True)

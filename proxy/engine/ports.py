@@ -19,9 +19,11 @@ from proxy.model.log import (
     Record,
     Selection,
     SessionRow,
+    ShadowRow,
     UnreadRow,
     Verification,
 )
+from proxy.model.manifest import Manifest
 from proxy.model.search import IndexedEntry, IndexHealth, QueryVector, SearchAnswer, SearchQuery
 from proxy.retrieval.vectors import PassageBatch, VectorBatch
 
@@ -38,6 +40,7 @@ MOST_SUMMARIES = 256
 MOST_RECALLED_ANSWERS = 512
 MOST_NOTED = 1024
 MOST_HELD = 1024
+MOST_SHADOWS = 1000
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
 ALL_SESSIONS = Selection()
 
@@ -190,6 +193,10 @@ class LogReader(Protocol):
         """
         ...
 
+    async def load_manifest(self, exchange: str) -> Manifest:
+        """Return what `load_request` does as the log has it: the recipe, without content. Raises NotFound."""
+        ...
+
     async def load_held(self, exchange: str) -> bytes:
         """Return what the client sent of a request whose history we hold, or whose body was decoded, byte for byte.
 
@@ -244,6 +251,10 @@ class LogReader(Protocol):
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         """Sum up the auxiliary calls opened since then, one row per session, upstream and model, in this order."""
+        ...
+
+    async def list_shadows(self, since_ms: int, limit: int = MOST_SHADOWS) -> Sequence[ShadowRow]:
+        """Return the newest calls opened since then that sent a client's own request again, newest first."""
         ...
 
     async def list_nodes(self, session: str) -> Sequence[NodeRow]:

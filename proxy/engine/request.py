@@ -3,23 +3,43 @@
 from collections.abc import Mapping, Sequence
 
 from msgspec import field
+from msgspec.structs import replace
 
+from proxy.context.budget import has_token_bound
 from proxy.engine.conversations.bodies import KeptPart
 from proxy.engine.conversations.measured import Measures
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
+from proxy.model import Value
 from proxy.model.epoch import ClearingTerms, Strategy, name_view
 from proxy.model.exchange import ClientRequest, Kind, Mode, SessionKey
 from proxy.model.lineage import Lineage
 from proxy.model.manifest import compute_digest
+from proxy.model.shared_list import extend_shared
 from proxy.wire import FORMATS
-from proxy.wire.body import SplitBody
+from proxy.wire.body import SplitBody, append_item
+from proxy.wire.identity import Item
 
 _CEILING = b"x-palimpsest-ceiling"
 _LONGEST_NUMBER = 9
 UNREADABLE = "its body could not be read"
 """How the reasons begin why a request is not read, and so not managed (`ResolvedRequest.unread`)."""
 NO_NOTES: Mapping[int, bytes] = {}
+
+
+class Arrival(Value):
+    """What is known of a call before its body is read.
+
+    `session` is the one that it belongs to, whatever its headers say. `is_whole`: its body was made here, with all of
+    its history, and must be understood. `kind` is what it is recorded as.
+    """
+
+    session: SessionKey | None = None
+    is_whole: bool = False
+    kind: Kind = "managed"
+
+
+PLAIN_ARRIVAL = Arrival()
 
 
 class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
@@ -76,7 +96,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     # Its last message is a nudge of ours, which adds no node to its chain: neither the log nor a later request has it.
     is_nudged: bool = False
     source: str = ""  # the kind of prompt source that it says its newest message is, if any
-    # What is sent behind outputs of tools in its messages, by index, as raw JSON strings (`context/loop_watch`). An
+    # What is sent behind outputs of tools in its messages, by index, as raw JSON strings (`stages/loops`). An
     # epoch shows its messages without.
     notes: Mapping[int, bytes] = NO_NOTES
 
@@ -138,3 +158,15 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
         """Return the raw messages of the preamble."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[: self.chain.preamble.count]]
+
+
+def add_nudge(request: ManagedRequest, raw: bytes) -> ManagedRequest:
+    """Return a request with a message of ours as its last one, which adds no node to its chain."""
+    chain, count = request.chain, len(request.chain.nodes)
+    nudged = replace(
+        chain,
+        nodes=extend_shared(chain.nodes, count, [chain.tip]),
+        items=extend_shared(chain.items, count, [Item("user", b"")]),
+        is_plain=chain.is_plain and has_token_bound(raw),
+    )
+    return replace(request, split=append_item(request.split, raw), chain=nudged, is_nudged=True)

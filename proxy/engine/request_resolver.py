@@ -22,7 +22,7 @@ from proxy.engine.conversations.bodies import (
     split_known,
 )
 from proxy.engine.conversations.measured import Measures
-from proxy.engine.history.held import HeldExchange, SessionName
+from proxy.engine.history.held import SessionName
 from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
@@ -38,18 +38,16 @@ from proxy.engine.lineage.resolver import LineageQuery, Placement
 from proxy.engine.lineage.session_index import Traits
 from proxy.engine.policy import EnginePolicy, choose_upstream, matches
 from proxy.engine.ports import Clock, Ids, Upstream
-from proxy.engine.request import UNREADABLE, ManagedRequest, ResolvedRequest
+from proxy.engine.request import PLAIN_ARRIVAL, UNREADABLE, Arrival, ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Lineage, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
-from proxy.model.shared_list import extend_shared
-from proxy.wire.body import SplitBody, append_item, remove_member, split_body
+from proxy.wire.body import SplitBody, remove_member, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import read_encoding, redact_target, select_stored
-from proxy.wire.identity import Item
 
 # A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
@@ -143,26 +141,26 @@ class RequestResolver:
         return self._choose(model).upstream.name
 
     async def resolve(
-        self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
+        self, request: ClientRequest, form: Format, options: RequestOptions, arrival: Arrival = PLAIN_ARRIVAL
     ) -> tuple[ResolvedRequest, BuildManifest]:
         """Resolve a request whose body is in memory. Return it with a function that builds the manifest of its body.
 
         It is a `ManagedRequest` if the body was understood and has a place in a session. Wait for the log if memory
         lacks its history. Build the manifest once, before another request is resolved: later bodies refer to it.
-        If we hold its history, `request` is that of `held`, and StoreUnavailable is raised if it is not understood.
+        Raises StoreUnavailable if a body that must be understood is not.
         """
         exchange = self._ids.next_exchange()
-        caller, problem = self._identify(request, options), ""
+        caller, problem = self._identify(request, arrival), ""
         try:
             self.forget_lost()
-            resolved = await self._resolve(request, form, caller, exchange, options, held=held)
+            resolved = await self._resolve(request, form, caller, exchange, options, arrival=arrival)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
             _log.exception(
                 "a request was not understood and is sent as it came. Please report this line",
                 extra={"exchange": exchange},
             )
             resolved, problem = None, "the server's log says why"
-        if held is not None and (resolved is None or not isinstance(resolved[0], ManagedRequest)):
+        if arrival.is_whole and (resolved is None or not isinstance(resolved[0], ManagedRequest)):
             self._lineage.close(exchange)
             raise StoreUnavailable("the history of the session could not be read; the server's log says why")
         if resolved is None:
@@ -264,29 +262,29 @@ class RequestResolver:
         exchange: str,
         options: RequestOptions,
         *,
-        held: HeldExchange | None,
+        arrival: Arrival,
     ) -> tuple[ResolvedRequest, BuildManifest] | None:
         """Resolve a body that can be read message by message, else return None."""
         until, named = self._clock.monotonic() + self._policy.hard_wait_seconds, self._naming.read(request.headers)
-        key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
+        own = arrival.session
+        key = (caller.tenant, form.name, named.family if own is None else own.family)
         remembered = _Remembered(*self._histories.find(key, request.body), self._histories.losses)
-        if (split := split_known(request.body, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
+        if (split := split_known(request.body, form.items_key, *remembered[:2], is_ours=arrival.is_whole)) is None:
             return None
-        model, program = parse_json_string(split.member("model")), options.program
-        route = self._choose(model) if program is None else self._find_route(program.session.upstream)
-        session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
-        session = session if program is None else program.session
+        model = parse_json_string(split.member("model"))
+        route = self._choose(model) if own is None else self._find_route(own.upstream)
+        session = own or make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         asked = ReferringRequest(request, form, session, split, remembered.shared, exchange, options.mode, until)
-        is_written = held is None and program is None and self._lineage.tenants.trusts(caller)
+        is_written = not arrival.is_whole and self._lineage.tenants.trusts(caller)
         found, split, remembered = await self._follow(asked, key, remembered, is_written=is_written)
-        own, request = found.own or split, found.request
+        read, request = found.own or split, found.request
         chain = await self._read_chain(form, session, split, remembered, root=found.root, until=until)
         query = replace(
             _make_query(exchange, session, caller, split=split, chain=chain, until=until),
             previous=found.previous,
             is_trusted=self._lineage.tenants.trusts(caller),
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
-            is_held=held is not None,
+            is_held=arrival.is_whole,
         )
         kept_part = await self._find_kept(caller.tenant, split, remembered, until)
         place = await self._place(query) if (session.family or self._policy.infer) and not options.is_alone else None
@@ -297,7 +295,7 @@ class RequestResolver:
             session=session if place is None else place.session,
             upstream=route.upstream,
             mode="observe" if options.is_alone and options.mode == "manage" else options.mode,
-            kind="managed" if program is None or program.respond is None else "recorded",
+            kind=arrival.kind,
             wire=form.name,
             opened_ms=self._clock.now_ms(),
             model=model,
@@ -307,7 +305,7 @@ class RequestResolver:
             strategy=options.strategy or self._policy.find_strategy(model),
             lineage=None if place is None else place.lineage,
             unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
-            redirected=own.content if own is not split else b"",
+            redirected=read.content if read is not split else b"",
             passed=found.passed,
             unresolved=found.unresolved,
         )
@@ -315,8 +313,8 @@ class RequestResolver:
             named = session.upstream, model
             measured = self._histories.find_measured(key, *remembered[:2], chain, named)
             remembered = remembered._replace(measured=measured)
-            resolved = _make_managed(resolved, form, query, place, route, split=own, chain=chain, kept_part=kept_part)
-            resolved = _add_told(replace(resolved, measured=remembered.measured), options, held)
+            resolved = _make_managed(resolved, form, query, place, route, split=read, chain=chain, kept_part=kept_part)
+            resolved = replace(resolved, measured=measured)
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
     async def _follow(
@@ -403,10 +401,10 @@ class RequestResolver:
     def _keep_whole(self, content: bytes) -> Manifest:
         return make_capped_manifest(content, self._policy.record_cap_bytes)
 
-    def _identify(self, request: ClientRequest, options: RequestOptions) -> Credential:
-        """Return the caller. A call of a program brings no credential: its session says whose it is."""
-        if options.program is not None:
-            return Credential(options.program.session.tenant, b"")
+    def _identify(self, request: ClientRequest, arrival: Arrival) -> Credential:
+        """Return the caller. Where the session is known, it says whose the call is."""
+        if arrival.session is not None:
+            return Credential(arrival.session.tenant, b"")
         return self._lineage.tenants.identify(request.headers)
 
     def _find_route(self, upstream: str) -> Route:
@@ -503,26 +501,6 @@ def _make_managed(
         is_certain=place.is_certain,
         clearing=clearing,
     )
-
-
-def _add_told(request: ManagedRequest, options: RequestOptions, held: HeldExchange | None) -> ManagedRequest:
-    """Return a request with the source of its newest message, and with a nudge behind it, if any."""
-    if held is None:
-        return replace(request, source=options.source) if options.source else request
-    told = replace(request, source=held.source)
-    return _add_nudge(told, held.nudge.raw) if held.nudge.raw else told
-
-
-def _add_nudge(request: ManagedRequest, raw: bytes) -> ManagedRequest:
-    """Return a request with a message of ours as its last one, which adds no node to its chain."""
-    chain, count = request.chain, len(request.chain.nodes)
-    nudged = replace(
-        chain,
-        nodes=extend_shared(chain.nodes, count, [chain.tip]),
-        items=extend_shared(chain.items, count, [Item("user", b"")]),
-        is_plain=chain.is_plain and has_token_bound(raw),
-    )
-    return replace(request, split=append_item(request.split, raw), chain=nudged, is_nudged=True)
 
 
 def read_clearing(form: Format, split: SplitBody, route: Route, mode: Mode) -> ClearingTerms | None:

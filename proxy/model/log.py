@@ -148,6 +148,34 @@ class AuxiliaryUsage:
     usage: Usage
 
 
+SHADOW = ".shadow"
+"""How the id of an exchange ends that sends the request of a client's again; before that it is the client's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowRow:
+    """A call of our own that sent the client's own request, in place of which something shorter had been sent.
+
+    `exchange` is that of the client, its `n`-th in the session. `usage` is what the response to the shadow reported,
+    `expected` what it should have used. `age` counts the messages behind what the epoch replaces; None if unknown.
+    `finishes` and `answers` are those of the client's response and of the shadow's, as in `Reading`: empty where none
+    came as a whole, or it is erased.
+    """
+
+    exchange: str
+    session: str
+    n: int
+    wire: str
+    upstream: str
+    model: str
+    status: int
+    usage: Usage
+    expected: Usage
+    age: int | None
+    finishes: tuple[str, str]
+    answers: tuple[bytes, bytes]
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """A filter on sessions: prefixes of the family and of the parent's id, and an upper bound (exclusive) of `seq`.

@@ -26,6 +26,7 @@ from proxy.engine.runtime import SystemClock
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.figures import TIERS, RoundFigures, Tally
+from proxy.read.shadow import ShadowReport, load_shadow
 
 Unit = Literal["money", "tokens"]
 Name = TypeVar("Name")
@@ -121,7 +122,8 @@ class SavingsReport(msgspec.Struct, frozen=True):
     `saving` is the share by which managed sessions cost less than those only observed, `low` and `high` bound its 95 %
     confidence interval; null where `reason` says why. Costs are in money where all prices are known. Not counted are
     `short` sessions, which did not reach the soft mark, and `mixed` ones, which were in both arms. `since_ms` is when
-    the first session that is only observed began. Estimates are by the usage that came back.
+    the first session that is only observed began. Estimates are by the usage that came back. `shadow` is what
+    checks of shortened calls found, absent without any; what they cost is taken off as that of our other calls is.
     """
 
     estimate: SavingsTotal | None
@@ -138,6 +140,7 @@ class SavingsReport(msgspec.Struct, frozen=True):
     short: int
     mixed: int
     since_ms: int | None
+    shadow: ShadowReport | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)
@@ -295,7 +298,7 @@ async def describe_saving(log: LogReader, session: str, total: SavedTotal) -> Sa
 async def _explain_loss(log: LogReader, session: str, saved: Cost, plans: int) -> str:
     """Return why a session that opened so many epochs cost more than was saved."""
     if saved.tokens >= 0:
-        return "its summaries cost more than was saved"
+        return "our own calls for it cost more than was saved"
     if not plans:
         return "what was sent had to be written to the cache anew, and the calls since have not paid for it"
     later = await log.count_later(session)
@@ -321,6 +324,7 @@ async def load_savings(log: LogReader, inputs: SavingsInputs) -> SavingsReport:
         days=[_describe_part(total, date=name) for name, total in sorted(days.items()) if total.rounds],
         losses=await _list_losses(log, totals),
         **await _compare_arms(log, totals, known),
+        shadow=await load_shadow(log, prices, {tally.model for tally in tallies if tally.plans}) or msgspec.UNSET,
     )
 
 

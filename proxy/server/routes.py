@@ -88,7 +88,7 @@ class FastRouter:
             if find_header(request.headers, b"content-encoding"):
                 request = await client.decode(request, self._bodies, share)
             client.cancel_on_disconnect()
-            carry = self._exchanges.carry_count if is_count else self._exchanges.carry
+            carry = self._exchanges.counting.carry if is_count else self._exchanges.carry
             await carry(request, wire, client)
         except ProxyError as error:
             client.fail(error)
@@ -106,7 +106,7 @@ class FastRouter:
             client.expect_nothing()
         client.cancel_on_disconnect()
         try:
-            await self._exchanges.carry_stream(read_request(scope), body, client)
+            await self._exchanges.unread.carry(read_request(scope), body, client)
         except asyncio.CancelledError:
             pass  # the engine has ended the call
         finally:

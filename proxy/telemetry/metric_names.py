@@ -140,7 +140,7 @@ METRICS: tuple[tuple[Kind, str, str, tuple[str, ...]], ...] = (
         "counter",
         "palimpsest_spent_money",
         "What calls cost by the usage that came back, in the currency of the prices, of models whose prices are known;"
-        " kind auxiliary: our own calls.",
+        " kind auxiliary: our own calls; kind shadow: clients' own requests that were sent behind shortened ones.",
         ("kind", "model"),
     ),
     (
@@ -217,6 +217,20 @@ METRICS: tuple[tuple[Kind, str, str, tuple[str, ...]], ...] = (
         (),
     ),
     ("counter", "palimpsest_embedded_texts", "Vectors that calls of our own brought, of passages and of queries.", ()),
+    (
+        "counter",
+        "palimpsest_shadow_calls",
+        "Clients' own requests that were sent behind shortened ones, by verdict.",
+        ("upstream", "verdict"),
+    ),
+    ("counter", "palimpsest_shadow_tokens", "What these requests cost, in tokens of uncached input.", ()),
+    (
+        "counter",
+        "palimpsest_shadow_comparisons",
+        "Answers to clients' own requests by how they compare with what the client got: same, other arguments, other"
+        " text, other tool, or uncompared.",
+        ("model", "verdict"),
+    ),
     (
         "gauge",
         "palimpsest_log_pending_records",

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy import __version__
 from proxy.engine.runtime import EngineBus
+from proxy.engine.stages.shadow import ShadowEnded
 from proxy.model.events import (
     AgentNudgedEvent,
     AnswerRead,
@@ -40,7 +41,7 @@ from proxy.model.events import (
     SummaryWasted,
     WebhookEnded,
 )
-from proxy.model.log import ArchiveHealth
+from proxy.model.log import SHADOW, ArchiveHealth
 from proxy.model.search import IndexHealth
 from proxy.telemetry.metric_names import METRICS
 
@@ -150,6 +151,9 @@ class Metrics(Collector):
             SessionIdleEvent: lambda event: self._add("palimpsest_idle_sessions"),
             SessionsErased: self._count_erased,
             WebhookEnded: lambda event: self._add("palimpsest_webhooks", event.host, event.verdict),
+            ShadowEnded: lambda event: self._add(
+                "palimpsest_shadow_comparisons", self._label_model(event.model), event.verdict
+            ),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
         }
         self._registry = CollectorRegistry(auto_describe=False)
@@ -227,13 +231,13 @@ class Metrics(Collector):
         ended, usage = event.round, event.usage
         if ended is None:  # an earlier process counted it
             return
-        label = self._label_model(ended.model)
+        label, kind = self._label_model(ended.model), "shadow" if event.exchange.endswith(SHADOW) else ended.kind
         counts = {"input": usage.input, "cached": usage.cached, "written": usage.written, "output": usage.output}
         for name, count in counts.items():
             if count is not None:
-                self._add("palimpsest_usage_tokens", ended.kind, label, name, count=count)
+                self._add("palimpsest_usage_tokens", kind, label, name, count=count)
         if (money := event.price()) is not None:
-            self._add("palimpsest_spent_money", ended.kind, label, count=money)
+            self._add("palimpsest_spent_money", kind, label, count=money)
         elif ended.kind != "recorded" and (usage.input, usage.output) != (None, None):
             self._add("palimpsest_unpriced_calls", label)
         if event.cause or event.saved is not None:
@@ -275,12 +279,13 @@ class Metrics(Collector):
             self._add("palimpsest_epochs", event.epoch.why)
 
     def _count_auxiliary(self, event: AuxiliaryEnded) -> None:
-        kind = "auxiliary" if event.made is None else "embedding"
+        own = "shadow" if event.exchange.endswith(SHADOW) else "auxiliary"
+        kind = own if event.made is None else "embedding"
         self._add(f"palimpsest_{kind}_calls", event.upstream, event.verdict)
         self._add(f"palimpsest_{kind}_tokens", count=event.cost)
-        if event.made is None:
+        if kind == "auxiliary":
             self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
-        else:
+        elif event.made is not None:
             self._add("palimpsest_embedded_texts", count=event.made)
 
     def _count_erased(self, event: SessionsErased) -> None:

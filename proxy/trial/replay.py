@@ -5,32 +5,31 @@ in a directory of its own; no model is called, so that no summary is written by 
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.assembly import Engine, build_engine
+from proxy.assembly import Engine
 from proxy.config import Settings
-from proxy.engine.response_stream import LocalClient
-from proxy.engine.turns.calls import make_request
+from proxy.engine.recorded.lookup import read_pages
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import Answer, ScriptedCall, make_call, open_engine
 from proxy.model.epoch import Epoch, Replaced, Written
-from proxy.model.log import ExchangeRow
 from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
+from proxy.trial.clock import ReplayClock
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
-from proxy.trial.requests import Requests
-from proxy.trial.upstream import ReplayClock, ReplayUpstream
+from proxy.trial.requests import CALL, Requests
 from proxy.trial.usage import UsageEstimator
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire import FORMATS
+from proxy.wire.headers import find_header
 from proxy.wire.translation.responses import write_response
 
 _OK = 200
 _IDLE_SECONDS = 5.0
-_PAGE = 256
-_PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
+_COMMIT_MS = 30_000  # what is recorded must not depend on how busy the machine is
 _HOSTS = {
     "anthropic": "https://api.anthropic.com/v1",
     "openai": "https://api.openai.com/v1",
@@ -56,10 +55,9 @@ def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> 
     return groups
 
 
-def make_settings(settings: Settings, provider: str, folder: Path) -> Settings:
+def make_settings(settings: Settings, provider: str) -> Settings:
     """Return the settings of a replay: the user's, but that all is managed, and that nothing is written elsewhere."""
-    compaction = replace(settings.compaction, auto=False, holdout_fraction=0.0, hard_wait_seconds=_PATIENCE_SECONDS)
-    changes = {"mode": "manage", "data": folder, "compaction": compaction}
+    changes: dict[str, object] = {"mode": "manage"}
     if provider:
         changes["upstreams"] = (UpstreamPolicy(name=provider, base_url=_HOSTS[provider]),)
     else:
@@ -73,26 +71,21 @@ def make_settings(settings: Settings, provider: str, folder: Path) -> Settings:
 
 
 async def replay(
-    settings: Settings, transcripts: Sequence[Transcript], note_call: Callable[[], None]
+    settings: Settings, folder: Path, transcripts: Sequence[Transcript], note_call: Callable[[], None]
 ) -> list[SessionEstimate]:
-    """Return the estimates of transcripts, replayed one after another. Raises StoreUnavailable.
+    """Return the estimates of transcripts, replayed one after another, their log in a folder. Raises StoreUnavailable.
 
     `note_call` is called after each call.
     """
-    upstreams: list[ReplayUpstream] = []
-    clock = ReplayClock()
+    clock, expected = ReplayClock(), dict[bytes, Answer]()
 
-    def connect(policy: object, *_: object) -> ReplayUpstream:
-        upstreams.append(ReplayUpstream(getattr(policy, "name", "")))
-        return upstreams[-1]
+    async def answer(asked: ScriptedCall) -> WholeResponse | None:
+        known = expected.get(find_header(asked.headers, CALL))
+        return await known(asked) if known is not None else None
 
-    engine = await build_engine(settings, clock=clock, connect=connect)
-    try:
-        engine.prepare()
-        await engine.warm()
-        return [await _Replay(engine, clock, upstreams, transcript).run(note_call) for transcript in transcripts]
-    finally:
-        await engine.close(_IDLE_SECONDS)
+    async with open_engine(settings, folder, answer, clock) as engine:
+        upstream = settings.upstream_policies()[0].name
+        return [await _Replay(engine, clock, expected, upstream, each).run(note_call) for each in transcripts]
 
 
 class _Replay:
@@ -102,14 +95,15 @@ class _Replay:
         self,
         engine: Engine,
         clock: ReplayClock,
-        upstreams: Sequence[ReplayUpstream],
+        expected: dict[bytes, Answer],
+        upstream: str,
         transcript: Transcript,
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._upstreams = upstreams
+        self._expected = expected
         self._transcript = transcript
-        self._upstream = upstreams[0].name
+        self._upstream = upstream
         self._prices = engine.models.prices
         self._usage = UsageEstimator(engine.models, self._upstream, transcript)
         self._errors = 0
@@ -124,41 +118,31 @@ class _Replay:
         for number, call in enumerate(transcript.calls):
             await self._make_call(requests, number, call)
             note_call()
-        await self._settle()
+        await self._engine.tasks.finish(_IDLE_SECONDS)  # then its log has all that is done behind calls
         return await self._estimate()
 
     async def _make_call(self, requests: Requests, number: int, call: TranscriptCall) -> None:
         self._clock.wait_until(call.at_ms)
-        body, client = requests.make_body(call), LocalClient()
+        form, body = FORMATS[self._transcript.wire], requests.make_body(call)
         own = await self._usage.find_own(call)
 
-        async def answer(sent: bytes) -> bytes:
+        async def answer(asked: ScriptedCall) -> WholeResponse:
             usage = own
-            if sent == body:
+            if asked.body == body:
                 self._usage.note_unchanged()
             else:
-                usage = await self._usage.estimate(sent, own)
-            return write_response(
-                FORMATS[self._transcript.wire], call.answer, number=str(number), model=call.model, usage=usage
-            )
+                usage = await self._usage.estimate(asked.body, own)
+            told = write_response(form, call.answer, number=str(number), model=call.model, usage=usage)
+            return WholeResponse(_OK, (), told)
 
-        for upstream in self._upstreams:
-            upstream.expect(number, answer)
-        request = make_request(FORMATS[self._transcript.wire], body, *requests.make_headers(number))
-        await self._engine.exchanges.carry(request, self._transcript.wire, client)
+        self._expected.clear()
+        self._expected[b"%d" % number] = answer
+        client = await make_call(self._engine, form, body, requests.make_headers(number))
         # When the next call comes, what is planned ahead for it has long been planned.
         await asyncio.sleep(0)
         await self._engine.worker.finish()
         self._errors += client.error is not None or client.status != _OK
         self._sessions[client.session] = None
-
-    async def _settle(self) -> None:
-        """Wait until what the engine does behind calls is done, so that its log has all of them."""
-        own = asyncio.current_task()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_IDLE_SECONDS):
-                while waiting := [task for task in self._engine.tasks.running if task is not own]:
-                    await asyncio.wait(waiting)
 
     async def _estimate(self) -> SessionEstimate:
         archive, transcript, usages = self._engine.archive, self._transcript, self._usage.usages
@@ -193,7 +177,7 @@ class _Replay:
         """Return the epochs that were opened, and what the last one of each session shortens."""
         archive, found, cut = self._engine.archive, list[EpochEstimate](), Cut()
         for session in self._sessions:
-            numbers = {row.id: row.n for row in await self._list_calls(session)}
+            numbers = {row.id: row.n async for page in read_pages(archive, session) for row in page}
             epochs = await archive.list_epochs(session)
             for epoch in epochs:
                 named = epoch.why, epoch.tokens_before, epoch.tokens_after
@@ -201,12 +185,6 @@ class _Replay:
             if epochs:
                 cut += count_cut(await archive.load_epoch(session, len(epochs)))
         return tuple(found), cut
-
-    async def _list_calls(self, session: str) -> list[ExchangeRow]:
-        archive, found = self._engine.archive, list[ExchangeRow]()
-        while page := await archive.list_calls(session, found[-1].n if found else 0, _PAGE):
-            found += page
-        return found
 
 
 def count_cut(epoch: Epoch) -> Cut:

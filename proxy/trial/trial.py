@@ -66,7 +66,7 @@ async def _replay_all(
     async def run(name: str, n: int, part: Sequence[Transcript]) -> list[SessionEstimate]:
         async with engines:
             place = folder / (f"{name or 'upstreams'}-{n}" if n else name or "upstreams")
-            return await replay(make_settings(settings, name, place), part, note_call)
+            return await replay(make_settings(settings, name), place, part, note_call)
 
     parts = [
         (name, n, part)

@@ -59,12 +59,9 @@ from proxy.wire.streams import (
     IndexedSlots,
     ServerEvent,
     UsageNames,
-    assemble,
     finish_object,
     merge,
     read_error,
-    read_fields,
-    read_kind,
     read_typed_error,
     set_members,
 )
@@ -99,6 +96,8 @@ _USAGE = UsageNames(
 )
 # The types of blocks whose start event is missing, by types of deltas that do not have the block's name.
 _BLOCK_TYPES = {"input_json_delta": "tool_use", "citations_delta": "text", "signature_delta": "thinking"}
+
+_Block = tuple[dict[str, object], list[dict[str, object]]]  # a content block as it begins, and its deltas
 
 
 class _IdentityBlock(msgspec.Struct, gc=False):
@@ -216,9 +215,38 @@ class AnthropicMessages(Format):
             error=read_error(value),
         )
 
-    def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Assemble the events of a stream into the shape of a non-streamed response."""
-        return assemble(_AnthropicStream(), events, self.read_answer)
+    def _assemble(self, events: Iterable[ServerEvent]) -> tuple[dict[str, object], bool, str]:
+        is_ended, error, place = False, "", 0
+        message: dict[str, object] = {}
+        blocks = IndexedSlots[_Block]()
+        for event in events:
+            sent = event.value
+            if sent is None:
+                continue
+            kind = sent.get("type")
+            kind = kind if isinstance(kind, str) else event.name
+            if kind in ("content_block_delta", "content_block_start"):
+                is_new, index = kind == "content_block_start", sent.get("index")
+                part = sent.get("content_block" if is_new else "delta")
+                if not isinstance(part, dict):
+                    continue
+                place = index if type(index) is int else place
+                if is_new:
+                    blocks.put(place, (part, []))
+                else:
+                    (blocks.get(place) or blocks.put(place, _begin_block(part)))[1].append(part)
+            elif kind == "message_delta":
+                _set_message(message, sent)
+            elif kind == "message_start":
+                begun = sent.get("message")
+                message = begun if isinstance(begun, dict) else message
+            elif kind == "message_stop":
+                is_ended = True
+            else:
+                error = error or read_typed_error(kind, sent)
+        value: dict[str, object] = {"type": "message", "role": "assistant", "content": [], **message}
+        joined = [_join_block(*block) for block in blocks.ordered()]
+        return {**value, "content": joined} if joined else value, is_ended, error
 
     def read_instructions(self, member: bytes) -> bytes:
         """Return the form of the system prompt, string or blocks, without the line that changes with every request."""
@@ -442,92 +470,41 @@ def _add_usages(usages: Iterable[Usage]) -> Usage | None:
     return Usage(*[sum(column) if column else None for column in known]) if rows else None
 
 
-class _AnthropicStream:
-    """A streamed response, assembled block by block. Unknown types of blocks and deltas are merged like text."""
-
-    def __init__(self) -> None:
-        self.is_ended = False
-        self.error = ""
-        self._message: dict[str, object] = {}
-        self._blocks = IndexedSlots[_Block]()
-
-    def take(self, events: Iterable[ServerEvent]) -> None:
-        """Add events."""
-        for event in events:
-            self._take_event(event)
-
-    def finish(self) -> dict[str, object]:
-        """Return the message so far."""
-        value: dict[str, object] = {"type": "message", "role": "assistant", "content": [], **self._message}
-        blocks = [block.finish() for block in self._blocks.ordered()]
-        return {**value, "content": blocks} if blocks else value
-
-    def _take_event(self, event: ServerEvent) -> None:
-        sent = read_fields(event)
-        if sent is None:
-            return
-        kind = read_kind(event, sent)
-        if kind == "content_block_delta":
-            self._take_block_delta(sent.get("index"), sent.get("delta"))
-        elif kind == "content_block_start":
-            block = sent.get("content_block")
-            if isinstance(block, dict):
-                self._blocks.put(self._blocks.locate(sent.get("index")), _Block(block))
-        elif kind == "message_delta":
-            self._take_message_delta(sent)
-        elif kind == "message_start":
-            message = sent.get("message")
-            if isinstance(message, dict):
-                self._message = message
-        elif kind == "message_stop":
-            self.is_ended = True
-        else:
-            self.error = self.error or read_typed_error(kind, sent)
-
-    def _take_message_delta(self, sent: dict[str, object]) -> None:
-        delta, counts = sent.pop("delta", None), sent.pop("usage", None)
-        sent.pop("type", None)
-        set_members(self._message, sent)
-        if isinstance(delta, dict):
-            set_members(self._message, delta)
-        if isinstance(counts, dict):
-            known = self._message.get("usage")
-            usage = self._message["usage"] = known if isinstance(known, dict) else {}
-            set_members(usage, counts)
-
-    def _take_block_delta(self, index: object, delta: object) -> None:
-        if not isinstance(delta, dict):
-            return
-        kind = read_text(delta.pop("type", None))
-        place = self._blocks.locate(index)
-        block = self._blocks.get(place)
-        if block is None:
-            block_type = _BLOCK_TYPES.get(kind, kind.removesuffix("_delta"))
-            block = self._blocks.put(place, _Block({"type": block_type}))
-        block.take(kind, delta)
+def _set_message(message: dict[str, object], sent: dict[str, object]) -> None:
+    """Set what a `message_delta` has."""
+    delta, counts = sent.pop("delta", None), sent.pop("usage", None)
+    sent.pop("type", None)
+    set_members(message, sent)
+    if isinstance(delta, dict):
+        set_members(message, delta)
+    if isinstance(counts, dict):
+        known = message.get("usage")
+        usage = message["usage"] = known if isinstance(known, dict) else {}
+        set_members(usage, counts)
 
 
-class _Block:
-    """A content block."""
+def _begin_block(delta: Mapping[str, object]) -> _Block:
+    """Return a block whose start event is missing, before its first delta."""
+    kind = read_text(delta.get("type"))
+    return {"type": _BLOCK_TYPES.get(kind, kind.removesuffix("_delta"))}, []
 
-    def __init__(self, value: dict[str, object]) -> None:
-        self._value = value
-        self._input: list[str] = []
 
-    def take(self, kind: str, delta: dict[str, object]) -> None:
-        """Add a delta of type `kind`."""
+def _join_block(value: dict[str, object], deltas: Iterable[dict[str, object]]) -> dict[str, object]:
+    """Return a block with its deltas; unknown types of both are merged like text.
+
+    A tool's input that is cut off, or is not JSON, stays a string.
+    """
+    inputs, fragments = list[object](), list[dict[str, object]]()
+    for delta in deltas:
+        kind = delta.pop("type", None)
         if kind == "input_json_delta":
-            self._input.append(read_text(delta.get("partial_json")))
-        elif kind == "citations_delta":
-            merge(self._value, {"citations": [delta.get("citation")]})
+            inputs.append(delta.get("partial_json"))
         else:
-            merge(self._value, delta)
-
-    def finish(self) -> dict[str, object]:
-        """Return the block so far. A tool's input that is cut off, or is not JSON, stays a string."""
-        value = finish_object(self._value)
-        sent = "".join(self._input)
-        if sent:
-            parsed = read_object(sent)
-            value["input"] = sent if parsed is None else parsed
-        return value
+            fragments.append({"citations": [delta.get("citation")]} if kind == "citations_delta" else delta)
+    merge(value, *fragments)
+    block = finish_object(value)
+    sent = "".join([piece for piece in inputs if isinstance(piece, str)])
+    if sent:
+        parsed = read_object(sent)
+        block["input"] = sent if parsed is None else parsed
+    return block

@@ -46,16 +46,15 @@ from proxy.wire.messages import (
 )
 from proxy.wire.streams import (
     DATA_LINE,
+    END,
     GrowingText,
     IndexedSlots,
     ServerEvent,
     UsageNames,
-    assemble,
     finish,
     finish_object,
     merge,
     read_error,
-    read_fields,
     set_members,
 )
 
@@ -74,7 +73,6 @@ _SAID = ("thinking", "text", "summary", "data")
 _REMOVED = b'"[The reasoning of this message was removed.]"'
 
 # Responses
-_END = "[DONE]"
 _PADDING = "obfuscation"
 # The standard names first, then DeepSeek's, Moonshot's, and those of Anthropic's models behind LiteLLM and OpenRouter.
 _USAGE = UsageNames(
@@ -192,9 +190,39 @@ class ChatCompletions(Format):
                 reasons.append(reason)
         return Answer(dict(value), _USAGE.read(value.get("usage")), ",".join(reasons), error=error)
 
-    def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Assemble the events of a stream into the shape of a non-streamed response."""
-        return assemble(_ChatStream(), events, self.read_answer)
+    def _assemble(self, events: Iterable[ServerEvent]) -> tuple[dict[str, object], bool, str]:
+        is_ended, error = False, ""
+        head: dict[str, object] = {}
+        choices: dict[int, list[dict[str, object]]] = {}  # what the chunks have of each
+        for event in events:
+            chunk = event.value
+            if event.data.startswith(END):
+                is_ended = True
+                continue
+            if chunk is None:
+                continue
+            told, groq = chunk.pop("choices", None), chunk.get("x_groq")
+            # An `error` member is kept with the rest, but an object that is itself an error could not be recognised
+            # later.
+            if not error and (told is None or event.name == "error"):
+                error = read_error(chunk, is_error=event.name == "error")
+            for sent in told if isinstance(told, list) else ():
+                if not isinstance(sent, dict):
+                    continue
+                if "usage" in sent:
+                    _set_usage(head, sent.pop("usage"))  # where Moonshot has it
+                index = sent.pop("index", 0)
+                choices.setdefault(index if type(index) is int else 0, []).append(sent)
+            if isinstance(groq, dict):
+                _set_usage(head, groq.get("usage"))
+            chunk.pop(_PADDING, None)
+            if not chunk.items() <= head.items():  # mostly true of the first and the last chunk only
+                set_members(head, chunk)
+        joined = [_join_choice(index, choices[index]) for index in sorted(choices)]
+        value = {**head, "object": "chat.completion", "choices": joined}
+        if not value.get("usage"):
+            value.pop("usage", None)  # null in all chunks: a non-streamed response would not have it
+        return value, is_ended, error
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
         """Return the message of each choice."""
@@ -314,120 +342,51 @@ def _list_calls(calls: object, old_call: object) -> Iterator[ToolCall]:
             yield ToolCall(read_text(call.get("id")), read_text(called.get("name")), format_arguments(arguments))
 
 
-class _ChatStream:
-    """A streamed response, assembled into the shape of a non-streamed one. Unknown fragments never raise."""
-
-    def __init__(self) -> None:
-        self.is_ended = False
-        self.error = ""
-        self._head: dict[str, object] = {}
-        self._choices: dict[int, _Choice] = {}
-
-    def take(self, events: Iterable[ServerEvent]) -> None:
-        """Add events. This is one long function for speed, because a response may have thousands of events."""
-        for event in events:
-            if event.data.startswith(_END):
-                self.is_ended = True
-                continue
-            chunk = read_object(event.data) if event.name != "error" else read_fields(event)
-            if chunk is None:
-                continue
-            choices, groq = chunk.pop("choices", None), chunk.get("x_groq")
-            # An `error` member is kept with the rest, but an object that is itself an error could not be recognised
-            # later.
-            if not self.error and (choices is None or event.name == "error"):
-                self.error = read_error(chunk, is_error=event.name == "error")
-            for sent in choices if isinstance(choices, list) else ():
-                if not isinstance(sent, dict):
-                    continue
-                if "usage" in sent:
-                    self._take_usage(sent.pop("usage"))  # where Moonshot has it
-                index = sent.pop("index", 0)
-                place = index if type(index) is int else 0
-                choice = self._choices.get(place)
-                if choice is None:
-                    choice = self._choices[place] = _Choice()
-                choice.take(sent)
-            if isinstance(groq, dict):
-                self._take_usage(groq.get("usage"))
-            chunk.pop(_PADDING, None)
-            if not chunk.items() <= self._head.items():  # mostly true of the first and the last chunk only
-                set_members(self._head, chunk)
-
-    def finish(self) -> dict[str, object]:
-        """Return the object so far."""
-        choices = [self._choices[index].finish(index) for index in sorted(self._choices)]
-        value = {**self._head, "object": "chat.completion", "choices": choices}
-        if not value.get("usage"):
-            value.pop("usage", None)  # null in all chunks: a non-streamed response would not have it
-        return value
-
-    def _take_usage(self, usage: object) -> None:
-        if isinstance(usage, dict):
-            set_members(self._head, {"usage": usage})
+def _set_usage(head: dict[str, object], usage: object) -> None:
+    if isinstance(usage, dict):
+        set_members(head, {"usage": usage})
 
 
-class _Choice:
-    """One choice of a streamed response."""
-
-    def __init__(self) -> None:
-        self._message: dict[str, object] = {}
-        self._calls: _StreamedCalls | None = None
-        self._rest: dict[str, object] = {}
-
-    def take(self, sent: dict[str, object]) -> None:
-        """Add a chunk's part of this choice. Some servers end with the whole message instead of a delta."""
-        delta, message = sent.pop("delta", None), sent.pop("message", None)
+def _join_choice(index: int, chunks: Iterable[dict[str, object]]) -> dict[str, object]:
+    """Return a choice, given what the chunks have of it. Some servers end with the whole message instead of a delta."""
+    message: dict[str, object] = {}
+    rest: dict[str, object] = {}
+    deltas, calls = list[dict[str, object]](), list[dict[str, object]]()
+    for sent in chunks:
+        delta, whole = sent.pop("delta", None), sent.pop("message", None)
         if delta and isinstance(delta, dict):
             if "tool_calls" in delta:
-                if self._calls is None:
-                    self._calls = _StreamedCalls()
-                self._calls.take(read_objects(delta.pop("tool_calls")))
-            for key, value in delta.items():
-                known = self._message.get(key)
-                if type(known) is GrowingText and type(value) is str:  # as `merge` does, for speed: nearly always so
-                    known.fragments.append(value)
-                else:
-                    merge(self._message, {key: value})
-        elif isinstance(message, dict):
-            self._message, self._calls = message, None
+                calls += read_objects(delta.pop("tool_calls"))
+            deltas.append(delta)
+        elif isinstance(whole, dict):
+            message, deltas, calls = whole, [], []
         for key, value in sent.items():
             if value is None:
-                self._rest.setdefault(key)
+                rest.setdefault(key)
             elif key == "logprobs" or isinstance(value, list):
-                merge(self._rest, {key: value})
-            elif value or key not in self._rest or isinstance(value, int | float):
-                self._rest[key] = value
-
-    def finish(self, index: int) -> dict[str, object]:
-        """Return the choice so far."""
-        message = {"role": "assistant", "content": None, **finish_object(self._message)}
-        message["role"] = message["role"] or "assistant"
-        if self._calls is not None and (calls := self._calls.finish()):
-            message["tool_calls"] = calls
-        return {"index": index, "message": message, "finish_reason": None, **finish_object(self._rest)}
+                merge(rest, {key: value})
+            elif value or key not in rest or isinstance(value, int | float):
+                rest[key] = value
+    merge(message, *deltas)
+    message = {"role": "assistant", "content": None, **finish_object(message)}
+    message["role"] = message["role"] or "assistant"
+    if calls:
+        message["tool_calls"] = _join_calls(calls)
+    return {"index": index, "message": message, "finish_reason": None, **finish_object(rest)}
 
 
-class _StreamedCalls:
-    """A message's tool calls, assembled from fragments that servers index and name in different ways."""
-
-    def __init__(self) -> None:
-        self._slots = IndexedSlots[dict[str, object]]()
-
-    def take(self, fragments: list[dict[str, object]]) -> None:
-        """Add fragments of calls."""
-        for fragment in fragments:
-            index = fragment.pop("index", None)
-            place = self._slots.locate(index)
-            call = self._slots.get(place)
-            if call is None or _begins_another(call, fragment, is_placed=index is not None):
-                call = self._slots.put(place, {})
-            _extend_name(call, fragment)
-            merge(call, fragment)
-
-    def finish(self) -> list[object]:
-        """Return the calls so far."""
-        return [finish(call) for call in self._slots.ordered()]
+def _join_calls(fragments: Iterable[dict[str, object]]) -> list[object]:
+    """Return a message's tool calls, given fragments that servers index and name in different ways."""
+    slots = IndexedSlots[dict[str, object]]()
+    for fragment in fragments:
+        index = fragment.pop("index", None)
+        place = slots.locate(index)
+        call = slots.get(place)
+        if call is None or _begins_another(call, fragment, is_placed=index is not None):
+            call = slots.put(place, {})
+        _extend_name(call, fragment)
+        merge(call, fragment)
+    return [finish(call) for call in slots.ordered()]
 
 
 def _extend_name(call: Mapping[str, object], fragment: Mapping[str, object]) -> None:

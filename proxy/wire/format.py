@@ -151,9 +151,18 @@ class Format(ABC):
     def read_answer(self, value: Mapping[str, object]) -> Answer:
         """Return the response in a non-streamed body."""
 
-    @abstractmethod
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Assemble the events of a stream, which may be incomplete, into the shape of a non-streamed response."""
+        """Return the response in the events of a stream, which may be incomplete. Their values are used up."""
+        value, is_ended, error = self._assemble(events)
+        answer = self.read_answer(value)
+        return replace(answer, is_ended=is_ended, error=error or answer.error)
+
+    @abstractmethod
+    def _assemble(self, events: Iterable[ServerEvent]) -> tuple[dict[str, object], bool, str]:
+        """Assemble events into the shape of a non-streamed response.
+
+        Return it, whether the format's own end marker was seen, and the message of an error event, if any.
+        """
 
     @abstractmethod
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:

@@ -17,7 +17,7 @@ from proxy.model.exchange import Headers, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_count, read_object, read_objects, read_text
-from proxy.wire.streams import EVENT_END, ServerEvent, read_events, read_fields, read_kind
+from proxy.wire.streams import EVENT_END, ServerEvent, read_events, read_kind
 
 StreamStart = Literal["refused", "content", "undecided"]
 _Fields = Mapping[str, object]
@@ -241,7 +241,7 @@ def _find_errors(status: int, content: bytes) -> list[_Fields]:
 def _read_events(events: Iterable[ServerEvent]) -> tuple[StreamStart, list[_Fields]]:
     """Return the verdict of the first event that decides, and its errors."""
     for event in events:
-        sent = read_fields(event)
+        sent = event.value
         if sent is None:
             return "content", []
         errors = list(_list_errors(sent, is_error=event.name == "error"))

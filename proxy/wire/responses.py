@@ -57,13 +57,10 @@ from proxy.wire.streams import (
     IndexedSlots,
     ServerEvent,
     UsageNames,
-    assemble,
     finish,
     finish_object,
     merge,
     read_error,
-    read_fields,
-    read_kind,
     read_typed_error,
     set_members,
 )
@@ -230,9 +227,32 @@ class Responses(Format):
             error=read_error(value),
         )
 
-    def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Assemble the events of a stream into the shape of a non-streamed response."""
-        return assemble(_ResponsesStream(), events, self.read_answer)
+    def _assemble(self, events: Iterable[ServerEvent]) -> tuple[dict[str, object], bool, str]:
+        """Return as the base class says: the response is the object in the event that ends the stream.
+
+        The other events repeat its content, so they are assembled only if that event, or its output, is missing.
+        """
+        is_ended, error = False, ""
+        response: dict[str, object] = {}
+        changes = list[tuple[str, dict[str, object]]]()
+        for event in events:
+            sent = event.value
+            if sent is None:
+                continue
+            kind = sent.get("type")
+            kind = kind if isinstance(kind, str) else event.name
+            if not error and (kind in ("", "error") or "object" in sent):
+                error = read_typed_error(kind, sent)
+            told = sent.get("response")
+            if not is_ended and isinstance(told, dict):
+                response = told
+            is_ended = is_ended or kind in _ENDS
+            changes.append((kind, sent))
+        value: dict[str, object] = {"object": "response", "output": [], **response}
+        # ChatGPT's own backend ends with an empty `output`, because it sent the items before.
+        if not (is_ended and value["output"]):
+            value["output"] = _OutputItems(changes).finish() or value["output"] or []
+        return value, is_ended, error
 
     def read_input(self, member: bytes) -> list[Item]:
         """Return the one user message that a plain string stands for."""
@@ -379,40 +399,18 @@ def _read_call_ids(kind: str, item: Mapping[str, object]) -> tuple[str, ...]:
     return (call_id,) if call_id else ()
 
 
-class _ResponsesStream:
-    """A streamed response, which is the object in the event that ends the stream.
+class _OutputItems:
+    """The output of a streamed response, assembled from the events that tell of its items."""
 
-    The other events repeat its content, so they are assembled only if that event is missing.
-    """
-
-    def __init__(self) -> None:
-        self.is_ended = False
-        self.error = ""
-        self._response: dict[str, object] = {}
+    def __init__(self, changes: Iterable[tuple[str, dict[str, object]]]) -> None:
         self._items = IndexedSlots[_Item]()
         self._places: dict[str, int] = {}
-
-    def take(self, events: Iterable[ServerEvent]) -> None:
-        """Add events."""
-        for event in events:
-            sent = read_fields(event)
-            if sent is None:
-                continue
-            kind = read_kind(event, sent)
-            self.error = self.error or read_typed_error(kind, sent)
-            response = sent.get("response")
-            if isinstance(response, dict) and not self.is_ended:
-                self._response = response
-            self.is_ended = self.is_ended or kind in _ENDS
+        for kind, sent in changes:
             self._take_change(kind, sent)
 
-    def finish(self) -> dict[str, object]:
-        """Return the object so far."""
-        value: dict[str, object] = {"object": "response", "output": [], **self._response}
-        # ChatGPT's own backend ends with an empty `output`, because it sent the items before.
-        if not (self.is_ended and value["output"]):
-            value["output"] = [item.finish() for item in self._items.ordered()] or value["output"] or []
-        return value
+    def finish(self) -> list[dict[str, object]]:
+        """Return the items so far."""
+        return [item.finish() for item in self._items.ordered()]
 
     def _take_change(self, kind: str, sent: dict[str, object]) -> None:
         subject, _, act = kind.rpartition(".")

@@ -25,13 +25,12 @@ from proxy.wire.json_values import (
     join_array,
     list_elements,
     read_member,
-    read_object,
     read_objects,
     read_text,
     set_member,
 )
 from proxy.wire.rendering import OUTPUT_LIMITS
-from proxy.wire.streams import ServerEvent, read_kind
+from proxy.wire.streams import ServerEvent, read_events, read_kind
 
 # Models that refuse `max_tokens`, because it never counted reasoning tokens.
 _NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")
@@ -278,11 +277,12 @@ def read_summary(form: Format, answer: Answer) -> SummaryAnswer:
     return SummaryAnswer(text, finish, answer.usage, said.is_tool_call, said.refusal, said.text, said.block)
 
 
-def read_piece(form: Format, events: Iterable[ServerEvent]) -> tuple[SummaryAnswer, bool]:
-    """Return what some events of a stream add to a response, and whether it ends with them."""
-    every = list(events)
-    new, answer = _WIRES[form.name].list_new(every), form.read_events(every)
-    return read_summary(form, answer if len(new) == len(every) else form.read_events(new)), answer.is_ended
+def read_piece(form: Format, piece: bytes) -> tuple[SummaryAnswer, bool]:
+    """Return what a piece of a stream, in whole events, adds to a response, and whether it ends with them."""
+    list_new, every = _WIRES[form.name].list_new, read_events(piece)
+    has_repetitions, answer = len(list_new(every)) < len(every), form.read_events(every)
+    new = form.read_events(list_new(read_events(piece))) if has_repetitions else answer
+    return read_summary(form, new), answer.is_ended
 
 
 def begins_with_thoughts(begun: str) -> bool:
@@ -331,7 +331,7 @@ def _drop_refused(name: str, value: bytes) -> bytes | None:
 
 
 def _is_repetition(event: ServerEvent) -> bool:
-    kind = event.name or read_kind(event, read_object(event.data) or {})
+    kind = event.name or read_kind(event, event.value or {})
     return kind.endswith((".done", ".completed", ".incomplete", ".failed"))
 
 

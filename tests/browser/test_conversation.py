@@ -9,12 +9,12 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from proxy.context.pricing import format_money
+from proxy.lab.upstream import serve_application
 from tests.browser.asking import read, send
 from tests.browser.chromium import Watched, watch
 from tests.browser.scripted import APPLICATION, DONE, MODEL, REPEATED, SHORT, WORDS, Agent, tell_story
 from tests.browser.test_actions import check_axe
 from tests.browser.test_looks import settle
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_proxy
 
 SOON = 20_000  # milliseconds
@@ -27,7 +27,7 @@ REFUSED = 43
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server that has carried the story, a short session, and one that came with a long history."""
     with (
-        run_application(APPLICATION) as port,
+        serve_application(APPLICATION) as port,
         run_proxy(tmp_path_factory.mktemp("told"), f"http://127.0.0.1:{port}/v1", "--ceiling", "8000") as proxy,
     ):
         agent = tell_story(proxy)

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from proxy.lab.upstream import serve_application
 from tests.browser.asking import read, send
 from tests.browser.chromium import Watched, watch
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_proxy
 
 RUN = "window.ran=1;fetch('http://evil.invalid/')"
@@ -123,7 +123,7 @@ def look(watched: Watched, path: str) -> None:
 def test_nothing_that_was_recorded_runs(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> None:
     provider = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
     with (
-        run_application(provider) as port,
+        serve_application(provider) as port,
         run_proxy(tmp_path_factory.mktemp("hostile"), f"http://127.0.0.1:{port}/v1") as proxy,
     ):
         fill(proxy)

@@ -9,12 +9,12 @@ from proxy.assembly import open_index, open_log, update_index
 from proxy.cli.main import run
 from proxy.cli.services import Services
 from proxy.config import Settings
-from proxy.engine.doctor.findings import conclude
 from proxy.engine.models import PriceList
 from proxy.model.card import Card
 from proxy.model.erasing import SessionErasure
 from proxy.model.errors import NotFound
 from proxy.model.search import IndexHealth
+from proxy.read.findings import conclude
 from proxy.read.savings import SavingsInputs
 from proxy.reading import measure
 from proxy.trial.estimate import Trial

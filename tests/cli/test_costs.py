@@ -15,9 +15,10 @@ from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
 from proxy.model.figures import RoundFigures, Tally
-from proxy.model.log import Selection, SessionRow
+from proxy.model.log import Selection, SessionRow, ShadowRow
 from proxy.read.cache import CacheReport, MissTotal
 from proxy.read.savings import Arm, LosingSession, PartSaving, Saving, SavingsReport, SavingsTotal
+from proxy.read.shadow import Agreement, ShadowReport, compute_share
 from tests.cli.commands import call, call_without_log
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use
 from tests.support.figures import Bill, tally_bills, work_out_bills
@@ -73,6 +74,58 @@ def test_money_is_told_by_the_million() -> None:
     assert "managed              42  $1.50" in told
     assert "money for a million tokens" in told
     assert "Not counted" not in told and "no response" not in told
+
+
+def test_what_checks_of_shortened_calls_found_is_told_with_how_sure_it_is() -> None:
+    total = Agreement("", 60, 20, 5, 15, 2, compute_share(60, 100), compute_share(85, 100), 1e6, 2.5)
+    sessions = [structs.replace(total, name="0123456789abcdef"), structs.replace(total, name="f" * 20, agreement=None)]
+    models = [structs.replace(total, name="m at openai")]
+    ages = [structs.replace(total, name="0 to 10 messages"), structs.replace(total, name="unknown")]
+    told = format_savings(
+        structs.replace(FOUND, shadow=ShadowReport(total, sessions, models, ages, ["claude-x"])), WIDE
+    )
+    lines = told.splitlines()
+    assert (
+        "The client's own request had the same answer in 60.0% (50.2% to 69.1%) of the calls that were checked, and"
+        " called no other tool in 85.0% (76.7% to 90.7%). Sending 102 own requests cost $2.50."
+    ) in lines
+    assert "m at openai  60.0% (50.2% to 69.1%)    60               20           5          15             2" in lines
+    assert any(line.startswith("0 to 10 messages") for line in lines)
+    assert any(line.startswith("ffffffff ") and UNKNOWN in line for line in lines)
+    assert lines[-1] == (
+        "claude-x may bind signed reasoning to the prompt: requests with such reasoning are checked only with"
+        " shadow.bound_reasoning."
+    )
+
+
+def test_where_no_answer_could_be_compared_that_is_told() -> None:
+    total = Agreement("", 0, 0, 0, 0, 3, None, None, 10.0, None)
+    told = format_savings(structs.replace(FOUND, shadow=ShadowReport(total, [], [], [], [])), WIDE)
+    assert "Nothing could be compared. Sending 3 own requests cost" in told
+
+
+@dataclass
+class CheckedLog(FakeLog):
+    """A log with one checked call."""
+
+    async def list_shadows(self, since_ms: int, limit: int = 0) -> Sequence[ShadowRow]:
+        answer = b'{"choices":[{"message":{"role":"assistant","content":"Done."},"finish_reason":"stop"}]}'
+        named = ("x1", "s", 7, "chat_completions", "openai", "m", 200)
+        return [ShadowRow(*named, Usage(90, 5), Usage(80, 5), 12, ("stop", "stop"), (answer, answer))]
+
+
+def test_checks_are_in_the_json_only_where_there_are_some(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert call(FakeLog(), "savings", "--json") == 0
+    assert "shadow" not in json.loads(capfdbinary.readouterr().out)
+    assert call(CheckedLog(), "savings", "--json") == 0
+    told = json.loads(capfdbinary.readouterr().out)["shadow"]
+    assert (told["total"]["same"], told["total"]["agreement"]["share"], told["bound"], told["most"]) == (
+        1,
+        1.0,
+        ["m"],
+        1000,
+    )
+    assert [(each["name"], each["same"]) for each in told["ages"]] == [("11 to 30 messages", 1)]
 
 
 def test_the_log_is_compared(capsys: pytest.CaptureFixture[str]) -> None:

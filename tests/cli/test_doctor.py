@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.config import Settings
-from proxy.engine.doctor.findings import Diagnosis, StoreFacts, conclude, judge_mode, judge_traffic
+from proxy.read.findings import Diagnosis, StoreFacts, conclude, judge_mode, judge_traffic
 from tests.cli.commands import call_with
 from tests.support.fake_log import FakeLog
 

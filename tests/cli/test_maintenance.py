@@ -152,7 +152,7 @@ def test_the_schema_knows_every_section_and_refuses_others(capsys: pytest.Captur
     assert set(schema["properties"]) == {
         *("mode", "data", "server", "upstreams", "sessions", "store", "tenants"),
         *("budget", "pruning", "files", "recall", "compaction", "memory", "pricing", "strategy", "models", "turns"),
-        *("nudge", "snapshot", "log", "telemetry", "doom_loop", "events", "operators"),
+        *("nudge", "snapshot", "log", "telemetry", "doom_loop", "events", "operators", "shadow"),
     }
     assert schema["additionalProperties"] is False
 

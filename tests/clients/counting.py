@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from proxy.upstream.tokenizer import load_encoder
-from tests.clients.answers import Tokens
 from tests.clients.script import Json, Turn
+from tests.support.answers import Tokens
 
 _PER_MESSAGE = 4
 _SHORTEST = 1024  # fewer tokens are not kept by any provider

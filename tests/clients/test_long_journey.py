@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from proxy.model.messages import RECALL_TOOL
-from tests.clients.answers import Tokens
 from tests.clients.client import Expected, Long, Tree
 from tests.clients.comparing import Run
 from tests.clients.logs import Log, Recorded
@@ -24,6 +23,7 @@ from tests.clients.script import Call, Turn
 from tests.clients.task import ORDER, PARTS, LongTask, name_part, prompt_for, write_part
 from tests.clients.test_journey import CLIENT, PROGRAMS
 from tests.clients.upstream import Exchange
+from tests.support.answers import Tokens
 
 STEPS = 20
 LONG = Long(

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.clients.answers import WRITERS, Tokens, write_refusal
+from proxy.lab.upstream import serve_application
 from tests.clients.counting import Meter
 from tests.clients.script import Json, Turn
 from tests.clients.task import find_step
-from tests.journeys.provider import run_application
+from tests.support.answers import WRITERS, Tokens, write_refusal
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _MOST_ANSWERS = 1000  # of one run
@@ -168,5 +168,5 @@ def run_upstream(
     """An upstream for the length of a `with` block."""
     upstream = Upstream(script, meter, rescued)
     application = Starlette(routes=[Route("/{path:path}", upstream.answer, methods=_METHODS)])
-    with run_application(application) as upstream.port:
+    with serve_application(application) as upstream.port:
         yield upstream

@@ -12,7 +12,7 @@ from proxy.config.errors import ConfigError
 from proxy.config.settings import Settings
 from proxy.context.budget import ModelPolicy
 from proxy.context.conversation import BuilderPolicy, SnapshotPolicy, TurnsPolicy
-from proxy.engine.policy import CredentialPlace, DoomLoopSettings, EnginePolicy, Principal, Provider
+from proxy.engine.policy import CredentialPlace, DoomLoopSettings, EnginePolicy, Principal, Provider, ShadowPolicy
 from proxy.model.card import Offer
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
@@ -98,6 +98,7 @@ def test_every_key_reaches_a_policy() -> None:
         snapshot={"raw_tail_turns": 2, "max_episodic_items": 4, "max_semantic_items": 5, "tail": "text"},
         turns={"user_turns": 3, "scan_messages": 30},
         doom_loop={"threshold": 4},
+        shadow={"fraction": 0.01, "spend_per_day": 2, "bound_reasoning": True},
         sessions={"headers": ["X-Conversation"], "infer": False, "cache_bytes": 6},
         tenants={"team": ["sk-1", "sk-2"], "user": "X-User"},
         store={
@@ -139,6 +140,7 @@ def test_every_key_reaches_a_policy() -> None:
     )
     assert settings.snapshot == SnapshotPolicy(2, 4, 5, "text")
     assert settings.doom_loop == DoomLoopSettings(4)
+    assert settings.shadow == ShadowPolicy(0.01, 2, bound_reasoning=True)
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30, must_write=True)
     expected = UpstreamPolicy(
         *("a", "openai", "http://[::1]:9000/v1", "sk-1", "", ("gpt-*",), "x-api-key", 4, 5, 9000, "breakpoints"),

@@ -4,7 +4,7 @@ import json
 import re
 
 from proxy.demo.story import list_turns, make_tools, write_system
-from proxy.demo.upstream import DemoUpstream, Meter, make_answer, write_summary
+from proxy.demo.upstream import DemoUpstream, Meter, write_summary
 from proxy.demo.workspace import CARRIERS, Workspace
 
 
@@ -75,7 +75,7 @@ def test_the_meter_reads_what_an_earlier_prompt_began_with() -> None:
     long = {"role": "user", "content": "a" * 2000}
     first = meter.add({"messages": [long]}, "answer")
     again = meter.add({"messages": [long, {"role": "user", "content": "b"}]}, "answer")
-    other = meter.add({"messages": [long], "tools": make_tools(has_tracker=True)}, "answer")
+    other = meter.add({"messages": [long], "tools": [tool.name for tool in make_tools(has_tracker=True)]}, "answer")
     assert (first.cached, other.cached) == (0, 0)
     assert again.cached and first.input and again.cached == first.input // 128 * 128
 
@@ -88,7 +88,7 @@ def test_a_short_prompt_is_not_cached() -> None:
 
 def test_a_step_is_a_message_with_its_call() -> None:
     step = list_turns()[0].steps[0]
-    message = make_answer(step, 1)
+    message = step.write("call_0001")
     [asked] = message["tool_calls"]
     assert asked["id"] == "call_0001" and json.loads(asked["function"]["arguments"]) == {"command": "ls ."}
 
@@ -106,5 +106,5 @@ def test_the_system_prompt_has_what_the_repository_says_of_itself() -> None:
 
 
 def test_every_rule_that_is_looked_for_was_stated() -> None:
-    upstream = DemoUpstream(list_turns(), Meter(len))
+    upstream = DemoUpstream(Meter(len))
     assert upstream.newest.input is None and not upstream.newest_text

@@ -11,21 +11,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.assembly import build_engine, measure
+from proxy.assembly import measure
 from proxy.config import make_settings
 from proxy.config.settings import Settings
 from proxy.doctor.examination import call_live, find_key, probe_upstream, rehearse
+from proxy.doctor.rehearsal import answer, write_requests
 from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_models
-from proxy.engine.doctor.findings import Finding
-from proxy.engine.doctor.rehearsal import RehearsalUpstream, RehearsedConversation
 from proxy.engine.lineage.misplaced_keys import MisplacedKey
-from proxy.engine.response_stream import LocalClient
-from proxy.model.exchange import ClientRequest, Headers
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import ScriptedCall, make_call, open_engine, serve_application
+from proxy.model.exchange import Headers
+from proxy.read.findings import Finding
 from proxy.store.sqlite.archive import open_sqlite
 from proxy.wire import CHAT
-from tests.journeys.provider import run_application, run_provider
+from tests.journeys.provider import run_provider
 from tests.store.samples import make_key, make_opening, make_outcome, make_round
-from tests.support.scripted import LIMIT
 
 UPSTREAM = {"name": "main", "base_url": "http://127.0.0.1:9/v1"}
 
@@ -144,7 +144,7 @@ def address() -> Iterator[str]:
         return JSONResponse({"usage": {"prompt_tokens": 1000, "completion_tokens": 100}})
 
     routes = [Route("/v1/models", models), Route("/v1/chat/completions", complete, methods=["POST"])]
-    with run_application(Starlette(routes=routes)) as port:
+    with serve_application(Starlette(routes=routes)) as port:
         yield f"http://127.0.0.1:{port}/v1"
 
 
@@ -211,21 +211,18 @@ async def test_a_file_that_is_no_log_is_a_fault(tmp_path: Path) -> None:
 
 async def test_a_credential_of_another_provider_passes_and_is_told(tmp_path: Path) -> None:
     openai = {"name": "openai", "base_url": "https://api.openai.com/v1"}
-    settings, upstream = make(tmp_path, upstreams=[openai]), RehearsalUpstream("openai")
-    engine = await build_engine(settings, connect=lambda *_: upstream)
-    try:
-        engine.prepare()
-        fields = ((b"content-type", b"application/json"), (b"authorization", b"Bearer sk-ant-api03-0123456789abcdef"))
-        body = RehearsedConversation(CHAT, "gpt-5", "alpha").write()
+    arrived: list[Headers] = []
+
+    async def note(call: ScriptedCall) -> WholeResponse:
+        arrived.append(call.headers)
+        return await answer(call)
+
+    async with open_engine(make(tmp_path, upstreams=[openai]), tmp_path / "log", note) as engine:
+        key = (b"authorization", b"Bearer sk-ant-api03-0123456789abcdef")
         for _ in range(2):
-            client = LocalClient()
-            request = ClientRequest("POST", b"/v1/chat/completions", fields, body)
-            await engine.exchanges.carry(request, "chat_completions", client)
-            assert client.status == 200 and dict(upstream.headers)[b"authorization"] == fields[1][1]
-        assert engine.exchanges.misplaced.found == {MisplacedKey("openai", "OpenAI", "Anthropic")}
-        await engine.tasks.finish(LIMIT)
-    finally:
-        await engine.close()
+            client = await make_call(engine, CHAT, next(write_requests(CHAT, "gpt-5", "alpha", 9)), (key,))
+            assert client.status == 200 and dict(arrived[-1])[b"authorization"] == key[1]
+        assert engine.exchanges.calls.misplaced.found == {MisplacedKey("openai", "OpenAI", "Anthropic")}
 
 
 async def test_a_configured_key_of_another_provider_is_told(tmp_path: Path) -> None:

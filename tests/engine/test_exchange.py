@@ -50,7 +50,7 @@ async def finish(engine: Engine, task: "asyncio.Task[None]") -> None:
 async def test_a_request_may_ask_for_a_mode(asked: bytes, mode: Mode) -> None:
     headers: Headers = ((b"x-palimpsest-mode", asked),) if asked else ()
     engine = make_engine(answer())
-    assert engine.exchanges.read_options(headers) == RequestOptions(mode)
+    assert engine.exchanges.calls.read_options(headers) == RequestOptions(mode)
     await finish(engine, engine.begin(replace(MANAGED, headers=headers), "chat_completions", RecordingClient()))
     assert engine.archive.opening.mode == mode
 
@@ -72,7 +72,7 @@ async def test_a_call_that_stands_alone_is_recorded_in_its_session_and_part_of_n
 
 async def test_without_asking_the_configured_mode_holds() -> None:
     engine = Engine(policy=EnginePolicy(mode="bypass"))
-    assert engine.exchanges.read_options(()) == RequestOptions("bypass")
+    assert engine.exchanges.calls.read_options(()) == RequestOptions("bypass")
 
 
 async def test_an_unknown_mode_is_a_bad_request_that_reaches_neither_upstream_nor_log() -> None:

@@ -11,15 +11,15 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.support.scripted import LIMIT
+from proxy.lab.upstream import serve_application
+from tests.clients.script import Call, Json, Turn
+from tests.support.answers import WRITERS, chat_chunk
 
 WORDS = ("Once", " upon", " a", " time", " there", " was", " a", " log", "." * 3, " é", "\U0001f600")
 
@@ -47,108 +47,16 @@ class Provider:
         return f"http://127.0.0.1:{self.port}/v1"
 
 
-def sse(*chunks: Any, end: str = "data: [DONE]\n\n") -> list[bytes]:
-    return [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [end.encode()]
+_READ = Call("read", {"path": "a.py"})
 
 
-def chat_chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "m",
-        "choices": [choice],
-        **more,
-    }
-
-
-def _chat_stream(asked: dict[str, Any]) -> list[bytes]:
-    chunks = [chat_chunk({"role": "assistant", "content": ""})]
-    if asked.get("tools"):
-        for index, name in enumerate(("read", "list")):
-            call = {
-                "index": index,
-                "id": f"call_{index}",
-                "type": "function",
-                "function": {"name": name, "arguments": ""},
-            }
-            chunks.append(chat_chunk({"tool_calls": [call]}))
-            chunks.append(chat_chunk({"tool_calls": [{"index": index, "function": {"arguments": '{"path": '}}]}))
-            chunks.append(chat_chunk({"tool_calls": [{"index": index, "function": {"arguments": '"a.py"}'}}]}))
-        chunks.append(chat_chunk({}, "tool_calls"))
-    else:
-        chunks += [chat_chunk({"content": word}) for word in WORDS]
-        chunks.append(chat_chunk({}, "stop"))
-    if (asked.get("stream_options") or {}).get("include_usage"):
-        usage = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
-        chunks.append({**chat_chunk({}), "choices": [], "usage": usage})
-    return sse(*chunks)
-
-
-def _chat_answer(asked: dict[str, Any]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(WORDS), "refusal": None}
-    if asked.get("response_format"):
-        message["content"] = json.dumps({"name": "palimpsest", "pages": 3})
-    finish = "stop"
+def _tell(asked: Json) -> Turn:
+    """What is answered: where tools are offered, one is called by a whole answer to a user, and two by a stream."""
+    if asked.get("tools") and asked.get("stream"):
+        return Turn("", (_READ, Call("list", {"path": "a.py"})))
     if asked.get("tools") and asked["messages"][-1]["role"] == "user":
-        function = {"name": "read", "arguments": '{"path": "a.py"}'}
-        message |= {"content": None, "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
-        finish = "tool_calls"
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-    usage = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [choice],
-        "usage": usage,
-    }
-
-
-def _response_object(status: str) -> dict[str, Any]:
-    text = {"type": "output_text", "text": "".join(WORDS), "annotations": [], "logprobs": []}
-    output = [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [text]}]
-    return {
-        "id": "resp_1", "object": "response", "created_at": 1, "status": status, "model": "m", "error": None,
-        "incomplete_details": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True, "tools": [],
-        "tool_choice": "auto", "temperature": 1.0, "top_p": 1.0, "output": output if status == "completed" else [],
-        "usage": {
-            "input_tokens": 7, "output_tokens": 11, "total_tokens": 18,
-            "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
-        } if status == "completed" else None,
-    }  # fmt: skip
-
-
-def _responses_stream() -> list[bytes]:
-    events: list[dict[str, Any]] = [{"type": "response.created", "response": _response_object("in_progress")}]
-    events += [
-        {"type": "response.output_text.delta", "item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": word,
-         "logprobs": []}
-        for word in WORDS
-    ]  # fmt: skip
-    events.append({"type": "response.completed", "response": _response_object("completed")})
-    return [
-        f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': n})}\n\n".encode()
-        for n, event in enumerate(events)
-    ]
-
-
-def _anthropic_stream() -> list[bytes]:
-    usage = {"input_tokens": 7, "output_tokens": 1}
-    message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": []}
-    message |= {"usage": usage, "stop_reason": None, "stop_sequence": None}
-    events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
-    events.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
-    events += [
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}} for word in WORDS
-    ]
-    events.append({"type": "content_block_stop", "index": 0})
-    end = {"stop_reason": "end_turn", "stop_sequence": None}
-    events.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": 11}})
-    events.append({"type": "message_stop"})
-    return [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events]
+        return Turn("", (_READ,))
+    return Turn(json.dumps({"name": "palimpsest", "pages": 3}) if asked.get("response_format") else "".join(WORDS))
 
 
 class _Endpoints:
@@ -161,19 +69,13 @@ class _Endpoints:
         asked = json.loads(await self._note(request))
         if refusal := _refuse(asked.get("model", "")):
             return refusal
-        if not asked.get("stream"):
-            return JSONResponse(_chat_answer(asked), headers={"x-request-id": "req_1"})
-        if asked["model"] == "endless":
+        if asked.get("stream") and asked["model"] == "endless":
             return StreamingResponse(self._endless(), media_type="text/event-stream")
-        return _stream(_chat_stream(asked))
+        return _answer(request, asked, _tell(asked))
 
-    async def responses(self, request: Request) -> Response:
+    async def say(self, request: Request) -> Response:
         asked = json.loads(await self._note(request))
-        return _stream(_responses_stream()) if asked.get("stream") else JSONResponse(_response_object("completed"))
-
-    async def messages(self, request: Request) -> Response:
-        await self._note(request)
-        return _stream(_anthropic_stream())
+        return _answer(request, asked, Turn("".join(WORDS)))
 
     async def embeddings(self, request: Request) -> Response:
         await self._note(request)
@@ -217,12 +119,10 @@ def _refuse(model: str) -> Response | None:
     )
 
 
-def _stream(events: list[bytes]) -> Response:
-    async def send() -> AsyncIterator[bytes]:
-        for event in events:
-            yield event
-
-    return StreamingResponse(send(), media_type="text/event-stream", headers={"x-request-id": "req_1"})
+def _answer(request: Request, asked: Json, turn: Turn) -> Response:
+    pieces = WRITERS[request.url.path](turn, 1, asked)
+    kind = "text/event-stream" if asked.get("stream") else "application/json"
+    return StreamingResponse(iter(pieces), media_type=kind, headers={"x-request-id": "req_1"})
 
 
 @contextlib.contextmanager
@@ -232,29 +132,11 @@ def run_provider() -> Iterator[Provider]:
     endpoints = _Endpoints(provider)
     routes = [
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-        Route("/v1/responses", endpoints.responses, methods=["POST"]),
-        Route("/v1/messages", endpoints.messages, methods=["POST"]),
+        Route("/v1/responses", endpoints.say, methods=["POST"]),
+        Route("/v1/messages", endpoints.say, methods=["POST"]),
         Route("/v1/embeddings", endpoints.embeddings, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/files", endpoints.files, methods=["POST"]),
     ]
-    with run_application(Starlette(routes=routes)) as provider.port:
+    with serve_application(Starlette(routes=routes)) as provider.port:
         yield provider
-
-
-@contextlib.contextmanager
-def run_application(application: Starlette) -> Iterator[int]:
-    """Any application on a loopback port for the length of a `with` block; the port."""
-    config = uvicorn.Config(application, port=0, log_config=None, ws="none", lifespan="off", http="httptools")
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
-    sock = config.bind_socket()
-    sock.listen()  # so that who asks at once waits, and is not refused
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-    thread.start()
-    try:
-        yield sock.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(LIMIT)
-        sock.close()

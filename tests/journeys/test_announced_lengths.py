@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tests.journeys.provider import run_application
+from proxy.lab.upstream import serve_application
 from tests.journeys.running import Running, run_command, run_proxy
 
 HEADERS = {"x-api-key": "sk-ant-0123456789abcdef", "anthropic-version": "2023-06-01"}
@@ -50,7 +50,7 @@ async def answer(request: Request) -> Response:
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("lengths")
-    with run_application(Starlette(routes=[Route("/v1/{path:path}", answer, methods=["POST"])])) as port:
+    with serve_application(Starlette(routes=[Route("/v1/{path:path}", answer, methods=["POST"])])) as port:
         settings = folder / "settings.yaml"
         upstream = {"name": "u", "base_url": f"http://127.0.0.1:{port}/v1", "context_editing": "proxy"}
         settings.write_text(json.dumps({"upstreams": [upstream]}), "utf-8")

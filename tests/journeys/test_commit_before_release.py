@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from proxy.engine.call.calls import Calls
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy
@@ -18,6 +19,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.stages.order import order_stages
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
@@ -119,9 +121,8 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     reception = RequestResolver(policy, routes, reader=readings, clock=clock, ids=CountingIds())
     form = ChatCompletions()
     controller = make_controller(archive, bus, clock, tasks)
-    exchanges = ExchangeService(
-        policy, {form.name: form}, resolver=reception, relay=relay, tasks=tasks, controller=controller
-    )
+    stages = order_stages(controller.states)
+    exchanges = ExchangeService(Calls(policy, relay, tasks), {form.name: form}, reception, controller, stages)
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:
         await exchanges.carry(request, form.name, client)
@@ -158,7 +159,7 @@ async def test_a_stream_begins_after_the_question_and_ends_after_the_answer_is_i
     assert journal == [
         "journal Opening",
         "journal Round",
-        "journal Step",
+        "journal Lineage",
         "head",
         "bytes 'data: {}\\n\\n'",
         "bytes 'data: 1\\n\\n'",

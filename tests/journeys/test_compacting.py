@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from proxy.model.messages import LEDGER_HEAD
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_managed import Agent, Dummy, grow, load
+from tests.support.answers import serve_answers
 from tests.support.compacting import REPORT, is_own
 from tests.support.managing import Message, make_history
 
@@ -30,8 +30,7 @@ def compact(proxy: Running, session: str, *options: str) -> tuple[int, str, str]
 
 def test_a_session_is_compacted_by_hand(tmp_path: Path) -> None:
     provider, history = Reporter(), make_history(STEPS + 4, 2400)
-    with run_application(provider.app) as port:
-        url = f"http://127.0.0.1:{port}/v1"
+    with serve_answers(provider.answer) as url:
         with run_proxy(tmp_path, url) as proxy:
             agent = Agent(proxy, provider, LARGE)
             whole = grow(agent, history, range(1, STEPS + 1))

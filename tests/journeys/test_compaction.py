@@ -174,7 +174,7 @@ async def test_no_turn_waits_for_a_summary(tmp_path: Path, play: Any) -> None:
         assert len(agent.provider.asked) == 1
         assert await agent.list_epochs() == []  # an epoch that only saves money waits for the summary; the turns do not
         assert await agent.list_summaries() == []
-        assert len(agent.worker.schedule) == 1
+        assert len(agent.worker.jobs) == 1
 
 
 def play_tool(body: bytes) -> bytes:

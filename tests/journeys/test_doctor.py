@@ -14,7 +14,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tests.journeys.provider import Provider, run_application, run_provider
+from proxy.lab.upstream import serve_application
+from tests.journeys.provider import Provider, run_provider
 from tests.journeys.running import TOKEN, run_proxy
 
 SECONDS = 120.0
@@ -68,7 +69,7 @@ def test_without_settings_those_of_the_server_are_examined(tmp_path: Path) -> No
     listed = {"object": "list", "data": [{"id": "m.gguf", "object": "model", "meta": {"n_ctx": 16384}}]}
     routes = [Route("/v1/models", lambda _: JSONResponse(listed))]
     with (
-        run_application(Starlette(routes=routes)) as port,
+        serve_application(Starlette(routes=routes)) as port,
         run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", "6000"),
     ):
         code, found, _ = run_doctor(tmp_path)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.journeys.provider import run_application
+from proxy.lab.upstream import serve_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_managed import call, load
 from tests.support.embedding import make_response
@@ -94,7 +94,7 @@ def config(tmp_path: Path) -> str:
 def test_the_same_in_other_words_is_found_before_and_after_a_restart(tmp_path: Path, config: str) -> None:
     provider, talk = Embedding(), [f"Line {i} is about subject {i * 13} and nothing else." for i in range(20)]
     on = {"RECALL__EMBEDDING_MODEL": "e"}
-    with run_application(provider.app) as port:
+    with serve_application(provider.app) as port:
         url = f"http://127.0.0.1:{port}/v1"
         with run_proxy(tmp_path / "data", url, "--config", config, **on) as proxy:
             ask(proxy, *talk, TOLD)
@@ -124,7 +124,7 @@ def test_the_same_in_other_words_is_found_before_and_after_a_restart(tmp_path: P
 
 def test_a_provider_without_embeddings_is_asked_once(tmp_path: Path, config: str) -> None:
     provider = Embedding(404)
-    with run_application(provider.app) as port:
+    with serve_application(provider.app) as port:
         on = {"RECALL__EMBEDDING_MODEL": "e"}
         with run_proxy(tmp_path / "data", f"http://127.0.0.1:{port}/v1", "--config", config, **on) as proxy:
             ask(proxy, "one", "two")

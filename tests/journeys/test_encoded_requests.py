@@ -17,8 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.journeys.provider import run_application
+from proxy.lab.upstream import serve_application
+from tests.clients.script import Turn
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
+from tests.support.answers import WRITERS
 
 ADMIN = {"authorization": f"Bearer {TOKEN}"}
 CLIENT = {"authorization": "Bearer sk-0123456789", "content-type": "application/json"}
@@ -53,17 +55,8 @@ class Echo:
         self.seen.append((dict(request.headers), await request.body()))
         if request.url.path.endswith("/count_tokens"):
             return JSONResponse({"input_tokens": 7})
-        if request.url.path == MESSAGES:
-            usage = {"input_tokens": 10, "output_tokens": 2}
-            content = [{"type": "text", "text": "ok"}]
-            made = {"id": "m", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
-            return JSONResponse({**made, "content": content, "usage": usage})
-        if request.url.path == RESPONSES:
-            said = [{"type": "output_text", "text": "ok", "annotations": []}]
-            item = {"type": "message", "id": "i", "role": "assistant", "status": "completed", "content": said}
-            return JSONResponse({"id": "r", "object": "response", "status": "completed", "output": [item]})
-        choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
-        return JSONResponse({"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]})
+        (content,) = WRITERS[request.url.path](Turn("ok"), 1, {})
+        return Response(content, media_type="application/json")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +70,7 @@ def proxy(upstream: Echo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     routes = [Route(path, upstream.answer, methods=["POST"]) for path in paths]
     data = tmp_path_factory.mktemp("data")
     with (
-        run_application(Starlette(routes=routes)) as port,
+        serve_application(Starlette(routes=routes)) as port,
         run_proxy(data, f"http://127.0.0.1:{port}/v1", "--ceiling", "8000", SERVER__MAX_BODY_BYTES=str(CAP)) as running,
     ):
         yield running

@@ -23,8 +23,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from proxy.engine.response_reader import read_received
+from proxy.lab.upstream import serve_application
 from proxy.wire import FORMATS
-from tests.journeys.provider import run_application
 from tests.journeys.running import run_command, run_proxy
 from tests.support.engine import STREAM
 from tests.support.rounds import SPEAKERS, Call, Speaker, Text, Turn, number
@@ -129,7 +129,7 @@ def _list_calls(echoes: Sequence[Any]) -> list[str]:
 def test_nothing_of_an_answer_is_lost_whatever_its_client_does_at_its_end(tmp_path: Path, speaker: Speaker) -> None:
     wire, provider = speaker.form.name, RecallingProvider(speaker)
     kept: dict[str, tuple[int, int]] = {}
-    with run_application(provider.app) as port, run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1") as proxy:
+    with serve_application(provider.app) as port, run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1") as proxy:
         for form, turns in FORMS.items():
             for what in CLIENTS:
                 for run in range(RUNS):
@@ -217,7 +217,10 @@ def test_sdks_read_a_stream_to_its_end_that_comes_while_the_log_is_written(tmp_p
         "responses": "response.completed",
     }
     settings = {"STORE__DURABILITY": "full", "STORE__COMMIT_WAIT_MS": "20000"}
-    with run_application(provider.app) as port, run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", **settings) as proxy:
+    with (
+        serve_application(provider.app) as port,
+        run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", **settings) as proxy,
+    ):
         for _ in range(LATE):
             provider.begun.clear()
             assert read_to_the_end(wire, proxy.port, provider.begun) == ends[wire]

@@ -5,10 +5,10 @@ import time
 import urllib.parse
 from pathlib import Path
 
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_compacting import LARGE, Reporter
 from tests.journeys.test_managed import Agent, call, grow, load
+from tests.support.answers import serve_answers
 from tests.support.compacting import is_own
 from tests.support.managing import Message, make_history
 from tests.support.remembering import FACTS
@@ -60,39 +60,37 @@ def search(proxy: Running) -> list[object]:
 def test_a_session_is_erased(tmp_path: Path) -> None:
     provider, history = Teller(), make_history(STEPS + 4, 2400)
     secret, data, mirror = make_secret(history), tmp_path / "data", tmp_path / "mirror"
-    with run_application(provider.app) as port:
-        url = f"http://127.0.0.1:{port}/v1"
-        with run_proxy(data, url, MEMORY__MIRROR=str(mirror)) as proxy:
-            other = Agent(proxy, provider, {**LARGE, "x-palimpsest-session": "other"})
-            grow(other, history, range(1, 4))
-            kept = other.labels[0]["x-palimpsest-session"]
-            agent = Agent(proxy, provider, LARGE)
-            grow(agent, secret, range(1, STEPS + 1))
-            session = agent.labels[0]["x-palimpsest-session"]
-            load(proxy, f"/sessions/{session}/compact", "POST")
-            agent.ask(secret[: 2 + 2 * (STEPS + 1)])
-            reference = load(proxy, f"/sessions/{session}/epochs/1")["references"][0]["id"]
-            assert call(proxy, f"/refs/{reference}")[0] == 200
-            for _ in range(100):
-                if search(proxy) and list_files(mirror):
-                    break
-                time.sleep(0.1)
-            assert list_files(data) and list_files(mirror)
-            before = [call(proxy, f"/sessions/{kept}/exchanges/{n}") for n in (1, 2, 3)]
-            code, out, told = erase(proxy, session[:10], "--dry-run")
-            assert code == 0 and f"would erase the content of session {session}: " in out, told
-            assert erase(proxy, session[:10])[0] == 1  # nobody can be asked
-            code, out, told = erase(proxy, session[:10], "--yes", "--json")
-            assert code == 0, told
-            done = json.loads(out)
-            assert (done["is_done"], done["is_overwritten"], done["left_files"]) == (True, True, [])
-            wait_until_gone(tmp_path)
-            assert search(proxy) == []
-            check_erased(proxy, session, reference)
-            assert [call(proxy, f"/sessions/{kept}/exchanges/{n}") for n in (1, 2, 3)] == before
-            check_goes_on(agent, proxy, secret, session)
-            agent.close()
-            other.close()
+    with serve_answers(provider.answer) as url, run_proxy(data, url, MEMORY__MIRROR=str(mirror)) as proxy:
+        other = Agent(proxy, provider, {**LARGE, "x-palimpsest-session": "other"})
+        grow(other, history, range(1, 4))
+        kept = other.labels[0]["x-palimpsest-session"]
+        agent = Agent(proxy, provider, LARGE)
+        grow(agent, secret, range(1, STEPS + 1))
+        session = agent.labels[0]["x-palimpsest-session"]
+        load(proxy, f"/sessions/{session}/compact", "POST")
+        agent.ask(secret[: 2 + 2 * (STEPS + 1)])
+        reference = load(proxy, f"/sessions/{session}/epochs/1")["references"][0]["id"]
+        assert call(proxy, f"/refs/{reference}")[0] == 200
+        for _ in range(100):
+            if search(proxy) and list_files(mirror):
+                break
+            time.sleep(0.1)
+        assert list_files(data) and list_files(mirror)
+        before = [call(proxy, f"/sessions/{kept}/exchanges/{n}") for n in (1, 2, 3)]
+        code, out, told = erase(proxy, session[:10], "--dry-run")
+        assert code == 0 and f"would erase the content of session {session}: " in out, told
+        assert erase(proxy, session[:10])[0] == 1  # nobody can be asked
+        code, out, told = erase(proxy, session[:10], "--yes", "--json")
+        assert code == 0, told
+        done = json.loads(out)
+        assert (done["is_done"], done["is_overwritten"], done["left_files"]) == (True, True, [])
+        wait_until_gone(tmp_path)
+        assert search(proxy) == []
+        check_erased(proxy, session, reference)
+        assert [call(proxy, f"/sessions/{kept}/exchanges/{n}") for n in (1, 2, 3)] == before
+        check_goes_on(agent, proxy, secret, session)
+        agent.close()
+        other.close()
     verified = run_command("verify", "--data", str(data))
     assert verified.returncode == 0, verified.stdout
     code, out, told = erase(proxy, session, "--yes")
@@ -107,8 +105,7 @@ def test_a_session_is_erased(tmp_path: Path) -> None:
 def test_an_erasure_that_was_not_finished_is_finished_by_the_next_start_and_by_another(tmp_path: Path) -> None:
     provider, history = Teller(), make_secret(make_history(STEPS + 4, 2400))
     data, mirror = tmp_path / "data", tmp_path / "mirror"
-    with run_application(provider.app) as port:
-        url = f"http://127.0.0.1:{port}/v1"
+    with serve_answers(provider.answer) as url:
         with run_proxy(data, url, MEMORY__MIRROR=str(mirror)) as proxy:
             sessions = [remember(proxy, provider, history, mirror, name) for name in ("first", "second")]
             for session in sessions:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.journeys.provider import run_application
 from tests.journeys.running import run_proxy
+from tests.support.answers import serve_answers
 from tests.support.plain_wires import Item, PlainClient, PlainUpstream, answer, count, make_tool, say, write_prose
 
 URL = "https://e.example/a.pdf"
@@ -29,7 +29,7 @@ def drive(tmp_path: Path, wire: str, part: Item, tokens: int) -> tuple[PlainClie
         return 200, answer(wire, count(body) + files)
 
     upstream = PlainUpstream(wire, respond)
-    with run_application(upstream.app) as port, run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1") as proxy:
+    with serve_answers(upstream.answer) as url, run_proxy(tmp_path, url) as proxy:
         tools = [make_tool(wire, "read", "Reads a file.")]
         client = PlainClient(proxy.origin, wire, tools, [say(wire, "Read this, then look at the code.", part)])
         client.work(range(CALLS), lambda number: write_prose(700, number))

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from proxy.model.messages import RECALL_TOOL
-from tests.journeys.provider import run_application
 from tests.journeys.running import run_proxy
+from tests.support.answers import serve_answers
 from tests.support.plain_wires import Item, PlainClient, PlainUpstream, count, make_tool, say, write_prose
 
 CEILING, STEPS, MOST = 32_000, 60, 4
@@ -57,8 +57,8 @@ def test_recalled_rounds_keep_no_marker_of_a_client_that_uses_all_four(tmp_path:
     model = Model()
     upstream = PlainUpstream("messages", model.respond)
     with (
-        run_application(upstream.app) as port,
-        run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", str(CEILING)) as proxy,
+        serve_answers(upstream.answer) as url,
+        run_proxy(tmp_path, url, "--ceiling", str(CEILING)) as proxy,
     ):
         tools = [{**make_tool("messages", "read", "Reads a file."), "cache_control": _MARKER}]
         client = PlainClient(proxy.origin, "messages", tools, [say("messages", "Mend the parser.")])

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.journeys.provider import run_application
+from proxy.lab.upstream import serve_application
 from tests.journeys.running import Running, run_command, run_proxy
 from tests.support.rounds import SPEAKERS, TOOL, Call, Part, Speaker, Text, Thought, number
 from tests.support.valid_streams import find_faults
@@ -114,7 +114,7 @@ def read_raw(proxy: Running, wire: str, body: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: speaker.form.name)
 def test_the_sdks_read_what_is_stitched_and_are_told_what_fails(tmp_path: Path, speaker: Speaker) -> None:
     wire, provider = speaker.form.name, ScriptedProvider(speaker)
-    with run_application(provider.app) as port, run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1") as proxy:
+    with serve_application(provider.app) as port, run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1") as proxy:
         for steps in (4, 14, 15):
             assert read_in_sdk(proxy, wire, make_body(wire, steps)) == "word"
         assert TOOL in json.dumps(provider.sent[-1]["tools"])
@@ -153,7 +153,7 @@ def test_a_stored_answer_is_continued_by_whichever_of_its_ids_the_client_has_kep
     provider = ScriptedProvider(RESPONSES)
     hidden: list[Part] = [Text("So. "), Call(QUERY)]
     given = {"model": "m", "stream": True}
-    with run_application(provider.app) as port:
+    with serve_application(provider.app) as port:
         upstream = f"http://127.0.0.1:{port}/v1"
         with run_proxy(tmp_path, upstream) as proxy:
             assert read_in_sdk(proxy, "responses", make_body("responses", 14)) == "word"

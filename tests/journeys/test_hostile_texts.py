@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_managed import Dummy
+from tests.support.answers import serve_answers
 from tests.support.compacting import REPORT, is_own
 
 STEPS, AT = 26, (2, 9)
@@ -91,8 +91,8 @@ def test_a_text_takes_time_in_proportion_to_its_length(name: str, tmp_path: Path
     provider = Reporter()
     output, said = TEXTS[name]
     with contextlib.ExitStack() as running:
-        port = running.enter_context(run_application(provider.app))
-        proxy = running.enter_context(run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", "16000"))
+        url = running.enter_context(serve_answers(provider.answer))
+        proxy = running.enter_context(run_proxy(tmp_path, url, "--ceiling", "16000"))
         session = grow(proxy, output, said)
         where = ("--port", str(proxy.port), "--admin-token", TOKEN, "--data", str(tmp_path))
         run_command("compact", session, *where)  # it fails if a report is being made just now

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, run_proxy
+from tests.support.answers import serve_answers
 from tests.support.plain_wires import WIRES, PlainClient, PlainUpstream, make_tool, say, write_prose
 
 CALLS = 30
@@ -17,8 +17,8 @@ CALLS = 30
 def test_tools_above_the_ceiling_leave_the_rhythm_of_epochs_and_are_told_once(tmp_path: Path, wire: str) -> None:
     upstream = PlainUpstream(wire)
     with (
-        run_application(upstream.app) as port,
-        run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", "8000") as proxy,
+        serve_answers(upstream.answer) as url,
+        run_proxy(tmp_path, url, "--ceiling", "8000") as proxy,
     ):
         offered = [make_tool(wire, f"tool_{number}", write_prose(160, number)) for number in range(65)]
         client = PlainClient(proxy.origin, wire, offered, [say(wire, "Mend the parser.")])

@@ -15,18 +15,17 @@ from typing import Any
 
 import openai
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from proxy.cli.formatting import CAUSES
+from proxy.engine.response_stream import WholeResponse
 from proxy.engine.token_counter import TokenCounter
+from proxy.lab.upstream import ScriptedCall
 from proxy.model.messages import LEDGER_HEAD
 from proxy.upstream.tokenizer import CountingTokenizer
 from tests.cli.commands import call_on_disk
-from tests.journeys.provider import run_application, sse
+from tests.clients.script import Turn
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
+from tests.support.answers import Tokens, reply, serve_answers
 from tests.support.compacting import is_own
 from tests.support.managing import MODEL, Message, make_history
 
@@ -45,26 +44,15 @@ class Dummy:
         self.sent: list[bytes] = []
         self.asked: list[bytes] = []
         self._counting = TokenCounter(CountingTokenizer())
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
 
     def say(self, body: bytes) -> str:
         """The words of an answer."""
         return f"word {len(self.sent)}"
 
-    async def _answer(self, request: Request) -> Response:
-        body = await request.body()
-        (self.asked if is_own(body) else self.sent).append(body)
-        tokens = await self._counting.count_messages(MODEL, [body])
-        message = {"role": "assistant", "content": self.say(body)}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": sum(tokens), "completion_tokens": 3, "total_tokens": 3 + sum(tokens)}
-        if json.loads(body).get("stream"):
-            chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "usage": usage}
-            chunk["choices"] = [{"index": 0, "delta": message, "finish_reason": "stop"}]
-            return Response(b"".join(sse(chunk)), media_type="text/event-stream")
-        return JSONResponse(
-            {"id": "c", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
-        )
+    async def answer(self, call: ScriptedCall) -> WholeResponse:
+        (self.asked if is_own(call.body) else self.sent).append(call.body)
+        tokens = sum(await self._counting.count_messages(MODEL, [call.body]))
+        return reply(call, Turn(self.say(call.body)), Tokens(tokens, answer=3))
 
 
 class Agent:
@@ -137,8 +125,7 @@ def test_a_session_past_its_ceiling(
     tmp_path: Path, history: list[Message], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     provider = Dummy()
-    with run_application(provider.app) as port:
-        url = f"http://127.0.0.1:{port}/v1"
+    with serve_answers(provider.answer) as url:
         with run_proxy(tmp_path, url) as proxy:
             agent = Agent(proxy, provider)
             sent = grow(agent, history, range(1, STEPS - 1))
@@ -225,8 +212,8 @@ def decide(agent: Agent, proxy: Running, session: str, history: list[Message]) -
 def test_a_run_tells_of_its_epochs_and_what_it_came_to(tmp_path: Path, history: list[Message]) -> None:
     provider, data, file = Dummy(), str(tmp_path / "data"), tmp_path / "history.json"
     file.write_text(json.dumps([history, TOOLS, MODEL]))
-    with run_application(provider.app) as port:
-        options = ("--upstream", f"http://127.0.0.1:{port}/v1", "--data", data, "--ceiling", "6000")
+    with serve_answers(provider.answer) as url:
+        options = ("--upstream", url, "--data", data, "--ceiling", "6000")
         done = run_command("run", *options, "--", sys.executable, "-c", GROW, str(file))
     assert done.returncode == 0, done.stderr
     _, connected, *notices, last = done.stderr.decode().splitlines()

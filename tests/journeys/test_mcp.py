@@ -23,10 +23,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextContent
 
 from proxy.server.mcp.tools import TOOLS
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_proxy
 from tests.journeys.test_managed import TOOLS as AGENTS_TOOLS
 from tests.journeys.test_managed import Dummy
+from tests.support.answers import serve_answers
 from tests.support.managing import MODEL, make_history
 
 KEYS = ("sk-agent-one", "sk-agent-two")
@@ -41,21 +41,20 @@ INITIALIZE = {
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A proxy that has recorded two agents' sessions, with epochs."""
-    with run_application(Dummy().app) as port:
-        url = f"http://127.0.0.1:{port}/v1"
-        with run_proxy(tmp_path_factory.mktemp("data"), url, "--ceiling", "6000") as running:
-            for key in KEYS:
-                client = openai.OpenAI(base_url=running.base_url, api_key=key, max_retries=0, timeout=60)
-                system, task, *steps = make_history(30, 1200)
-                history = [system, {**task, "content": f"Mend the tests of {key}."}, *steps]
-                for end in range(2, len(history) + 1, 2):
-                    messages: Any = history[:end]
-                    named = {"x-palimpsest-session": f"work of {key}"}
-                    client.chat.completions.create(
-                        model=MODEL, messages=messages, tools=AGENTS_TOOLS, extra_headers=named
-                    )
-                client.close()
-            yield running
+    with (
+        serve_answers(Dummy().answer) as url,
+        run_proxy(tmp_path_factory.mktemp("data"), url, "--ceiling", "6000") as running,
+    ):
+        for key in KEYS:
+            client = openai.OpenAI(base_url=running.base_url, api_key=key, max_retries=0, timeout=60)
+            system, task, *steps = make_history(30, 1200)
+            history = [system, {**task, "content": f"Mend the tests of {key}."}, *steps]
+            for end in range(2, len(history) + 1, 2):
+                messages: Any = history[:end]
+                named = {"x-palimpsest-session": f"work of {key}"}
+                client.chat.completions.create(model=MODEL, messages=messages, tools=AGENTS_TOOLS, extra_headers=named)
+            client.close()
+        yield running
 
 
 @contextlib.asynccontextmanager

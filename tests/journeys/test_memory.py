@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from proxy.engine.memory.files import FILES
-from tests.journeys.provider import run_application
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.journeys.test_compacting import LARGE, Reporter
 from tests.journeys.test_managed import Agent, load
+from tests.support.answers import serve_answers
 from tests.support.compacting import is_own
 from tests.support.managing import Message
 from tests.support.pages import list_blocks
@@ -58,8 +58,7 @@ def talk(agent: Agent) -> str:
 
 def test_a_session_is_remembered(tmp_path: Path) -> None:
     provider, mirror = Remembering(), tmp_path / "mirror"
-    with run_application(provider.app) as port:
-        url = f"http://127.0.0.1:{port}/v1"
+    with serve_answers(provider.answer) as url:
         with run_proxy(tmp_path / "data", url, MEMORY__MIRROR=str(mirror)) as proxy:
             agent = Agent(proxy, provider, LARGE)
             session = talk(agent)
@@ -82,8 +81,8 @@ def test_the_documented_commands_work(tmp_path: Path) -> None:
     (block,) = [block for block in list_blocks("docs/memory.md") if block.language == "sh"]
     provider, files = Remembering(), tmp_path / "files"
     with (
-        run_application(provider.app) as port,
-        run_proxy(tmp_path / "data", f"http://127.0.0.1:{port}/v1") as proxy,
+        serve_answers(provider.answer) as url,
+        run_proxy(tmp_path / "data", url) as proxy,
     ):
         agent = Agent(proxy, provider, LARGE)
         session = talk(agent)

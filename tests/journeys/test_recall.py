@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import ScriptedCall
 from proxy.model.messages import RECALL_TOOL
-from tests.journeys.provider import run_application, sse
+from tests.clients.script import Call, Turn
 from tests.journeys.running import Running, run_command, run_proxy
+from tests.support.answers import Tokens, reply, serve_answers
 from tests.support.managing import MODEL, Message, make_history
 
 FIELDS = {"x-palimpsest-session": "agent", "x-palimpsest-ceiling": "6000"}
@@ -26,31 +25,18 @@ class RecallingProvider:
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
 
-    async def _answer(self, request: Request) -> Response:
-        body = await request.json()
+    async def answer(self, call: ScriptedCall) -> WholeResponse:
+        body = json.loads(call.body)
         self.sent.append(body)
         last, text = body["messages"][-1], json.dumps(body["messages"])
-        delta: dict[str, Any] = {"role": "assistant", "content": f"word {len(self.sent)}. "}
-        finish = "stop"
+        calls: list[Call] = []
         named = _REFERENCE.findall(text)
         if str(last["content"]).startswith("Recall") and named:
-            given = {"action": "expand", "ref": named[0]} if "expand" in last["content"] else {"action": "search"}
-            given |= {} if "expand" in last["content"] else {"query": "module_1.py"}
-            function = {"name": RECALL_TOOL, "arguments": json.dumps(given)}
-            delta["tool_calls"] = [
-                {"index": 0, "id": f"own_{len(self.sent)}", "type": "function", "function": function}
-            ]
-            finish = "tool_calls"
-        usage = {"prompt_tokens": len(text) // 4, "completion_tokens": 3, "total_tokens": 3 + len(text) // 4}
-        head = {"id": f"c{len(self.sent)}", "created": 1, "model": MODEL}
-        if not body.get("stream"):
-            choice = {"index": 0, "message": delta, "finish_reason": finish}
-            return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
-        chunk = {**head, "object": "chat.completion.chunk", "usage": usage}
-        chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": finish}]
-        return Response(b"".join(sse(chunk)), media_type="text/event-stream")
+            found, expanded = {"action": "search", "query": "module_1.py"}, {"action": "expand", "ref": named[0]}
+            calls = [Call(RECALL_TOOL, expanded if "expand" in last["content"] else found)]
+        turn, tokens = Turn(f"word {len(self.sent)}. ", tuple(calls)), Tokens(len(text) // 4, answer=3)
+        return reply(call, turn, tokens, len(self.sent))
 
 
 class _Client:
@@ -75,8 +61,7 @@ class _Client:
 
 def test_a_model_recalls_by_reference_and_by_words_before_and_after_a_restart(tmp_path: Path) -> None:
     provider, history = RecallingProvider(), list(make_history(24, 1200))
-    with run_application(provider.app) as port:
-        url = f"http://127.0.0.1:{port}/v1"
+    with serve_answers(provider.answer) as url:
         with run_proxy(tmp_path, url) as proxy:
             client = _Client(proxy, [])
             for step in range(1, 24):

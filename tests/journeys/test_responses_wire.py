@@ -1,40 +1,19 @@
 """The Responses wire by the openai SDK: an agent far past a small ceiling, at an upstream that checks all its rules."""
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from tests.journeys.provider import run_application
+from proxy.lab.upstream import serve_upstream
 from tests.journeys.running import run_command, run_proxy
 from tests.support.response_sessions import TOOLS
 from tests.support.strict_responses import StrictResponses
 
 FIELDS = {"x-palimpsest-session": "agent", "x-palimpsest-ceiling": "8000"}
 STEPS = 45
-
-
-@contextlib.contextmanager
-def run_strict(upstream: StrictResponses) -> Iterator[str]:
-    """The strict upstream on a port; its base URL."""
-
-    async def respond(request: Request) -> Response:
-        body = await request.body()
-        answer = await upstream.send(request.method, request.url.path.encode(), (), body)
-        kind = dict(answer.headers)[b"content-type"].decode()
-        return Response(b"".join(answer.pieces), answer.status, media_type=kind)
-
-    paths = ("/v1/responses", "/v1/responses/input_tokens")
-    with run_application(Starlette(routes=[Route(path, respond, methods=["POST"]) for path in paths])) as port:
-        yield f"http://127.0.0.1:{port}/v1"
 
 
 def work(client: openai.OpenAI, history: list[Any], *, is_stream: bool) -> list[Any]:
@@ -64,7 +43,7 @@ def work(client: openai.OpenAI, history: list[Any], *, is_stream: bool) -> list[
 def test_an_agent_far_past_its_ceiling_is_never_refused(tmp_path: Path, is_stream: bool) -> None:
     upstream = StrictResponses(int(is_stream))
     history: list[Any] = [{"role": "user", "content": "Mend the tests of the parser."}]
-    with run_strict(upstream) as base_url, run_proxy(tmp_path, base_url, COMPACTION__AUTO="false") as proxy:
+    with serve_upstream(upstream) as base_url, run_proxy(tmp_path, base_url, COMPACTION__AUTO="false") as proxy:
         options = {"api_key": "sk-journey", "max_retries": 0, "default_headers": FIELDS}
         with openai.OpenAI(base_url=proxy.base_url, **options) as client:  # type: ignore[arg-type]
             for _ in range(STEPS):

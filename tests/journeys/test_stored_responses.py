@@ -4,18 +4,12 @@ Rule: the provider refuses whatever its API would.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from tests.journeys.provider import run_application
+from proxy.lab.upstream import serve_upstream
 from tests.journeys.running import TOKEN, Running, run_command, run_proxy
 from tests.support.storing_responses import StoringResponses
 
@@ -27,18 +21,6 @@ GIVEN: dict[str, Any] = {
     "store": True,
 }
 CEILING = {"x-palimpsest-ceiling": "8000"}
-
-
-@contextmanager
-def run_provider(upstream: StoringResponses) -> Iterator[str]:
-    async def answer(request: Request) -> Response:
-        said = await upstream.send(request.method, request.url.path.encode(), (), await request.body())
-        headers = {name.decode(): value.decode() for name, value in said.headers}
-        return Response(b"".join(said.pieces), said.status, headers)
-
-    app = Starlette(routes=[Route("/v1/{path:path}", answer, methods=["GET", "POST"])])
-    with run_application(app) as port:
-        yield f"http://127.0.0.1:{port}/v1"
 
 
 class Agent:
@@ -79,7 +61,7 @@ class Agent:
 
 def test_a_chain_of_stored_responses_is_one_session_that_is_shortened(tmp_path: Path) -> None:
     upstream, agent = StoringResponses(), Agent()
-    with run_provider(upstream) as url:
+    with serve_upstream(upstream) as url:
         sessions: set[str] = set()
         for run in range(3):  # with restarts in between
             with run_proxy(tmp_path, url) as proxy:
@@ -102,7 +84,7 @@ def test_a_chain_of_stored_responses_is_one_session_that_is_shortened(tmp_path: 
 
 def test_what_was_erased_is_not_written_out_but_goes_on_at_the_provider(tmp_path: Path) -> None:
     upstream, agent = StoringResponses(), Agent()
-    with run_provider(upstream) as url, run_proxy(tmp_path, url) as proxy:
+    with serve_upstream(upstream) as url, run_proxy(tmp_path, url) as proxy:
         session = [agent.step(proxy) for _ in range(5)][-1]
         erased = run_command("erase", session, "--yes", "--data", str(tmp_path), "--admin-token", TOKEN)
         assert (erased.returncode, agent.mode) == (0, "")

@@ -4,19 +4,18 @@ Rule: the client's own history is always accepted, so no call of its may fail, w
 """
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from tests.journeys.provider import chat_chunk, run_application, sse
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import ScriptedCall
+from tests.clients.script import Call, Turn
 from tests.journeys.running import TOKEN, Running, run_proxy
+from tests.support.answers import STREAM, Tokens, reply, serve_answers
 
 ADMIN = {"authorization": f"Bearer {TOKEN}"}
 CALLS = 22
@@ -45,37 +44,21 @@ class TemplateServer:
         self.refused: dict[str, int] = {}
         self.accepted: list[tuple[str, int]] = []  # model and size
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, call: ScriptedCall) -> WholeResponse:
         """The answer to a chat completion."""
-        asked = json.loads(await request.body())
+        asked = json.loads(call.body)
         model, status = asked["model"], WAYS.get(asked["model"], 500)
         if breaks_template(asked["messages"]):
             self.refused[model] = self.refused.get(model, 0) + 1
-            error = {"error": {"code": status, "message": SAID, "type": "server_error"}}
-            if status == 200:
-                return _stream([f"event: error\ndata: {json.dumps(error)}\n\n".encode()])
-            return JSONResponse(error, status)
+            error = json.dumps({"error": {"code": status, "message": SAID, "type": "server_error"}}).encode()
+            if status != 200:
+                return WholeResponse(status, (), error)
+            return WholeResponse(200, STREAM, b"event: error\ndata: %b\n\n" % error)
         size = len(json.dumps(asked["messages"]))
         self.accepted.append((model, size))
-        call: dict[str, Any] = {"id": f"call_{len(self.accepted):05}", "type": "function"}
-        call["function"] = {"name": "read", "arguments": json.dumps({"path": f"src/file_{len(self.accepted)}.py"})}
-        usage = {"prompt_tokens": size // 4, "completion_tokens": 9, "total_tokens": size // 4 + 9}
-        if asked.get("stream"):
-            delta = {"role": "assistant", "tool_calls": [{"index": 0, **call}]}
-            return _stream(sse(chat_chunk(delta), chat_chunk({}, "tool_calls", usage=usage)))
-        message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-        return JSONResponse(
-            {"id": "c", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
-        )
-
-
-def _stream(events: list[bytes]) -> Response:
-    async def send() -> AsyncIterator[bytes]:
-        for event in events:
-            yield event
-
-    return StreamingResponse(send(), media_type="text/event-stream")
+        number = len(self.accepted)
+        turn = Turn("", (Call("read", {"path": f"src/file_{number}.py"}),))
+        return reply(call, turn, Tokens(size // 4, answer=9), number)
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +68,9 @@ def server() -> TemplateServer:
 
 @pytest.fixture(scope="module")
 def proxy(server: TemplateServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    routes = [Route("/v1/chat/completions", server.answer, methods=["POST"])]
     with (
-        run_application(Starlette(routes=routes)) as port,
-        run_proxy(tmp_path_factory.mktemp("data"), f"http://127.0.0.1:{port}/v1", "--ceiling", "8000") as running,
+        serve_answers(server.answer) as url,
+        run_proxy(tmp_path_factory.mktemp("data"), url, "--ceiling", "8000") as running,
     ):
         yield running
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.journeys.provider import run_application
 from tests.journeys.running import Running, run_proxy
 from tests.journeys.test_managed import Agent, Dummy, grow
+from tests.support.answers import serve_answers
 from tests.support.managing import make_history
 
 STEPS = 40
@@ -80,8 +80,8 @@ def test_a_session_goes_on_below_its_ceiling(
 ) -> None:
     provider, history = Dummy(), make_history(STEPS, 1200)
     with (
-        run_application(provider.app) as port,
-        run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", COMPACTION__HARD_WAIT_SECONDS="0.2") as proxy,
+        serve_answers(provider.answer) as url,
+        run_proxy(tmp_path, url, COMPACTION__HARD_WAIT_SECONDS="0.2") as proxy,
     ):
         agent = Agent(proxy, provider)
         grow(agent, history, range(1, 5))

@@ -288,7 +288,7 @@ async def test_our_auxiliary_calls_count_against_a_session() -> None:
     book.add("s", 70, kind="auxiliary")
     saving = await load_saving(log, "s", inputs)
     assert saving is not None
-    assert (saving.is_loss, saving.reason) == (True, "its summaries cost more than was saved")
+    assert (saving.is_loss, saving.reason) == (True, "our own calls for it cost more than was saved")
     assert await load_saving(log, "unknown", inputs) is None
 
 

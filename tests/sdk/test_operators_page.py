@@ -7,40 +7,33 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import ScriptedCall
 from proxy.server.api.maps import MapOrder
 from proxy.server.endpoints import read_document
-from tests.journeys.provider import run_application
+from tests.clients.script import Call, Turn
+from tests.support.answers import Tokens, reply, serve_answers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
 EXAMPLES = re.findall(r"(?s)```python\n(.*?)```", PAGE)
 VALUE = {"mood": "good", "name": "Ada"}
-USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
 @pytest.fixture
 def upstream() -> Iterator[str]:
     """A provider whose answers fit the schemas of the page, and that calls a tool where there is one."""
 
-    async def answer(request: Request) -> JSONResponse:
-        asked: dict[str, Any] = await request.json()
-        message: dict[str, Any] = {"role": "assistant", "content": json.dumps(VALUE)}
-        if asked.get("tools") and asked["messages"][-1]["role"] != "tool":
-            called = {"name": "read_file", "arguments": '{"path": "notes.txt"}'}
-            message["tool_calls"] = [{"id": "c1", "type": "function", "function": called}]
-        finish = "tool_calls" if "tool_calls" in message else "stop"
-        choice = {"index": 0, "message": message, "finish_reason": finish}
-        return JSONResponse({"id": "x", "choices": [choice], "usage": USAGE})
+    async def answer(call: ScriptedCall) -> WholeResponse:
+        asked = json.loads(call.body)
+        is_called = asked.get("tools") and asked["messages"][-1]["role"] != "tool"
+        calls = (Call("read_file", {"path": "notes.txt"}),) if is_called else ()
+        return reply(call, Turn(json.dumps(VALUE), calls), Tokens(10, answer=5))
 
-    with run_application(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as port:
-        yield f"http://127.0.0.1:{port}/v1"
+    with serve_answers(answer) as url:
+        yield url
 
 
 @pytest.mark.parametrize(

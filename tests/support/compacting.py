@@ -12,6 +12,8 @@ from benchmarks import chat_wires
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy, SnapshotPolicy
 from proxy.context.message_features import extract_features
+from proxy.engine.background.jobs import BackgroundJobs
+from proxy.engine.call.calls import Calls
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_call import ModelCaller
@@ -32,6 +34,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
+from proxy.engine.stages.order import order_stages
 from proxy.engine.text_jobs import TextJobs
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card
@@ -195,7 +198,7 @@ class Workshop(Engine):
         log: Any = archive or (after.archive if after is not None else KeptLog())
         super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
         self.log = log
-        self.later: list[Callable[[], None]] = []
+        self.later: list[Callable[[], object]] = []
         self.catalog = StatedCatalog(window, card)
         providers = {**providers, "main": provider} if provider is not None else {**providers}
         models = Models(
@@ -215,28 +218,29 @@ class Workshop(Engine):
         self.summarizer = Summarizer(caller, hook, routes, b"secret", texts)
         self.remembered = SessionMemory(archive=log, gate=self.gate, clock=self.clock, texts=texts)
         call_later = lambda seconds, work: self.later.append(work)  # noqa: E731
+        self.jobs = BackgroundJobs(
+            bus=self.bus,
+            models=models,
+            call_later=call_later,
+            leases=self.leases,
+            owner="me",
+            lease_seconds=2 * policy.time_limit_seconds,
+        )
         self.worker = SummaryWorker(
             summarizer=self.summarizer,
             planner=planner,
             builder_policy=BuilderPolicy(),
             credentials=CredentialCache(self.clock, call_later),
-            leases=self.leases,
-            owner="me",
+            jobs=self.jobs,
             remember=self.remembered.remember,
         )
         snapshots = SnapshotMemory(memory=self.remembered, worker=self.worker, policy=SnapshotPolicy())
-        self.trigger = CompactionTrigger(worker=self.worker, start_memory=snapshots.start, call_later=call_later)
+        self.trigger = CompactionTrigger(worker=self.worker, start_memory=snapshots.start)
         states = StateReader(self.memory, models, self.bus, self.clock, is_asked=self.remembered.is_due)
         chain = FallbackChain(states, planner, self.bus, hard_wait_seconds=30.0, memory=snapshots)
         self.controller = ContextController(states, chain, self.trigger, self.bus)
-        self.exchanges = ExchangeService(
-            engine_policy,
-            FORMATS,
-            resolver=self.reception,
-            relay=self.relay,
-            tasks=self.tasks,
-            controller=self.controller,
-        )
+        calls, stages = Calls(engine_policy, self.relay, self.tasks), order_stages(states)
+        self.exchanges = ExchangeService(calls, FORMATS, self.reception, self.controller, stages)
 
     async def call(
         self, messages: Sequence[Message], headers: Headers = (), *, model: str = MODEL, **members: Any

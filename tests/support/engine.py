@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, NoReturn, TypeVar
 
+from proxy.engine.call.calls import Calls
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
@@ -21,6 +22,8 @@ from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.stages.order import order_stages
+from proxy.engine.stages.stage import Stage
 from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event
@@ -479,10 +482,11 @@ class Engine:
         card: Card | None = None,
         run: Run | None = None,
         nudges: NudgePolicy | None = None,
+        stages: Sequence[Stage] = (),
     ) -> None:
         """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own.
 
-        Models recall by `run`, or not at all.
+        Models recall by `run`, or not at all. `stages` follow those of the product.
         """
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream = upstream or ScriptedUpstream()
@@ -512,12 +516,8 @@ class Engine:
         parts = self.controller.states, self.lineage
         recall = RecallRounds(run, *parts, bus=self.bus, max_hops=4, record_cap=1 << 26) if run is not None else None
         policy = replace(policy, own_keys=own_keys)
-        self.exchanges = ExchangeService(
-            *(policy, formats),
-            resolver=self.reception,
-            relay=self.relay,
-            tasks=self.tasks,
-            controller=self.controller,
+        own_stages = order_stages(
+            self.controller.states,
             recall=recall,
             histories=build_histories(
                 nudges or NudgePolicy(),
@@ -529,6 +529,8 @@ class Engine:
                 providers={"main": provider} if provider else {},
             ),
         )
+        calls = Calls(policy, self.relay, self.tasks)
+        self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, [*own_stages, *stages])
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
         """A call in a task of its own, as the server has one for each."""
@@ -536,11 +538,11 @@ class Engine:
 
     def begin_count(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
         """The same for a request whose tokens are to be counted."""
-        return asyncio.create_task(self.exchanges.carry_count(request, wire, client))
+        return asyncio.create_task(self.exchanges.counting.carry(request, wire, client))
 
     def begin_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> "asyncio.Task[None]":
         """The same for a body that streams."""
-        return asyncio.create_task(self.exchanges.carry_stream(request, body, client))
+        return asyncio.create_task(self.exchanges.unread.carry(request, body, client))
 
 
 async def wait_out(task: "asyncio.Task[None]") -> None:

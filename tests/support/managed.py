@@ -7,21 +7,26 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import PlanRequest
+from proxy.engine.call.calls import Calls
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Tokenizer
-from proxy.engine.recall.rounds import Prepare, RecallRounds, Run, build_offers
+from proxy.engine.recall.rounds import LookAhead, RecallRounds, Run, build_offers
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.stages.order import order_stages
+from proxy.engine.stages.tool_diet import ToolDiet
+from proxy.engine.token_counter import Count, Piece
 from proxy.model.card import Card
 from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled, StoredContext
 from proxy.model.errors import StoreUnavailable
@@ -141,7 +146,8 @@ class ManagedEngine(Engine):
         plans_ahead: bool = True,
         run: Run | None = None,
         max_hops: int = 4,
-        prepare: Prepare = lambda _: None,
+        prepare: LookAhead = lambda _: None,
+        shorten_tools_after: int = 0,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -162,21 +168,17 @@ class ManagedEngine(Engine):
             tokenizer=tokenizer,
             plans_ahead=self.ahead,
             has_ahead=plans_ahead,
-            offers=build_offers(is_on=run is not None),
+            offers=build_offers(
+                is_on=run is not None,
+                make=partial(ToolDiet, after=shorten_tools_after, count=lambda *each: self.count_tools(*each)),
+            ),
         )
         parts = self.controller.states, self.lineage
         limits: Any = {"bus": self.bus, "max_hops": max_hops, "record_cap": 1 << 26}
-        recall = RecallRounds(run, *parts, **limits, prepare=prepare) if run is not None else None
+        recall = RecallRounds(run, *parts, **limits, look_ahead=prepare) if run is not None else None
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
-        self.exchanges = ExchangeService(
-            policy,
-            formats,
-            resolver=self.reception,
-            relay=self.relay,
-            tasks=self.tasks,
-            controller=self.controller,
-            recall=recall,
-        )
+        calls, stages = Calls(policy, self.relay, self.tasks), order_stages(self.controller.states, recall=recall)
+        self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, stages)
 
     def start(
         self, messages: Sequence[Message], headers: Headers = (), *, base: Headers = NAMED, **members: Any
@@ -191,6 +193,9 @@ class ManagedEngine(Engine):
         turn = self.start(messages, headers, **members)
         await turn.finish()
         return turn
+
+    def count_tools(self, model: str, pieces: Sequence[Piece]) -> Count:
+        return self.controller.states.models.counter.count_now(model, pieces)
 
     async def wait_for_ahead(self) -> None:
         """Wait until the plans that are made ahead are there, or have failed."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import ScriptedCall
+from tests.clients.script import Turn
+from tests.support.answers import WRITERS, Tokens
 
 Item = dict[str, Any]
 Answer = Callable[[Item], tuple[int, Item]]
@@ -75,25 +76,8 @@ def make_body(wire: str, items: list[Item], tools: list[Item], system: str = "Yo
 
 def answer(wire: str, tokens: int, text: str = "Go on.") -> Item:
     """An answer that ends, with the input tokens that its provider counts."""
-    if wire == "chat":
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": tokens, "completion_tokens": 3, "total_tokens": tokens + 3}
-        return {
-            "id": "c1",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "m",
-            "choices": [choice],
-            "usage": usage,
-        }
-    usage = {"input_tokens": tokens, "output_tokens": 3, "total_tokens": tokens + 3}
-    if wire == "messages":
-        said = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
-        return {**said, "content": [{"type": "text", "text": text}], "usage": usage}
-    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
-    item["content"] = [{"type": "output_text", "text": text, "annotations": []}]  # type: ignore[assignment]
-    told = {"id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "model": "m"}
-    return {**told, "output": [item], "usage": usage}
+    told: Item = json.loads(WRITERS[PATHS[wire]](Turn(text), 1, {"model": "m"}, Tokens(tokens, answer=3))[0])
+    return told
 
 
 @dataclass
@@ -104,15 +88,11 @@ class PlainUpstream:
     respond: Answer | None = None
     sent: list[Item] = field(default_factory=list)
 
-    @property
-    def app(self) -> Starlette:
-        return Starlette(routes=[Route(PATHS[self.wire], self._answer, methods=["POST"])])
-
-    async def _answer(self, request: Request) -> JSONResponse:
-        body = await request.json()
+    async def answer(self, call: ScriptedCall) -> WholeResponse:
+        body = json.loads(call.body)
         self.sent.append(body)
         status, told = (200, answer(self.wire, count(body))) if self.respond is None else self.respond(body)
-        return JSONResponse(told, status_code=status)
+        return WholeResponse(status, (), json.dumps(told).encode())
 
     def list_items(self, place: int) -> list[Item]:
         found: list[Item] = self.sent[place][_KEYS[self.wire]]

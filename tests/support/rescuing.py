@@ -4,11 +4,13 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from proxy.engine.call.calls import Calls
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.open_exchange import OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import RequestBody
 from proxy.engine.relay import Relay, Send
+from proxy.engine.stages.order import order_stages
 from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers, Round
@@ -82,9 +84,8 @@ class RescuedEngine(Engine):
         self.relay = RescuedRelay(rescuer, *parts)
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         policy = options.get("policy") or EnginePolicy()
-        self.exchanges = ExchangeService(
-            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.controller
-        )
+        calls, stages = Calls(policy, self.relay, self.tasks), order_stages(self.controller.states)
+        self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, stages)
 
 
 class UpstreamInTurn(ScriptedUpstream):

@@ -17,10 +17,9 @@ from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import SnapshotPolicy
+from proxy.engine.call.calls import Calls
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
-from proxy.engine.context.loop_watch import LoopWatch
-from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
@@ -34,7 +33,10 @@ from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner
+from proxy.engine.stages.loops import LoopWatch
+from proxy.engine.stages.order import order_stages
 from proxy.model.exchange import Opening, Outcome
+from proxy.read.findings import Diagnosis, conclude
 from proxy.read.savings import SavingsInputs
 from proxy.server.access import FindTenant
 from proxy.server.api.context import ContextApi
@@ -244,8 +246,8 @@ def _build_exchanges(
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
     least = plan.loops.threshold
     loops = LoopWatch(bus, least, plan.loops.action) if least else None
-    parts_of_calls: dict[str, Any] = {"resolver": reception, "relay": relay, "tasks": tasks, "controller": controller}
-    return ExchangeService(policy, formats, **parts_of_calls, loops=loops), readings
+    stages = order_stages(controller.states, loops=loops)
+    return ExchangeService(Calls(policy, relay, tasks), formats, reception, controller, stages), readings
 
 
 async def _stop(served: Served) -> None:

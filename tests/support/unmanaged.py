@@ -6,7 +6,8 @@ from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Su
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import NodeRow
-from proxy.model.log import AuxiliaryUsage
+from proxy.model.log import AuxiliaryUsage, ShadowRow
+from proxy.model.manifest import Manifest
 from tests.support.figures import DerivedFigures
 
 
@@ -35,6 +36,12 @@ class UnmanagedLog(DerivedFigures):
         return ()
 
     async def list_nodes(self, session: str) -> Sequence[NodeRow]:
+        return ()
+
+    async def load_manifest(self, exchange: str) -> Manifest:
+        raise NotFound(f"there is no exchange {exchange}")
+
+    async def list_shadows(self, since_ms: int, limit: int = 0) -> Sequence[ShadowRow]:
         return ()
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:

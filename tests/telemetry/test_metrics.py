@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy import __version__
+from proxy.engine.stages.shadow import ShadowEnded, Verdict
 from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
     AgentNudgedEvent,
@@ -96,6 +97,31 @@ def test_calls_of_our_own_are_counted_apart() -> None:
     assert told["palimpsest_summaries_total", (("kind", "leaf"), ("level", "3"))] == 2
     assert told["palimpsest_wasted_tokens_total", ()] == 20.5
     assert told["palimpsest_auxiliary_seconds_sum", ()] == 8.0
+
+
+def test_checks_of_shortened_calls_are_told_apart_from_summaries() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    metrics.count(AuxiliaryEnded("x1.shadow", "s", "openai", "m", "tool_call", 70.5, 3.0))
+    metrics.count(AuxiliaryEnded("x2.shadow", "s", "openai", "m", "failed", 0.0, 3.0))
+    verdicts: tuple[Verdict, ...] = ("same", "same", "uncompared")
+    for verdict in verdicts:
+        metrics.count(ShadowEnded("x1", "s", "openai", "m", verdict))
+    told = read(metrics)
+    assert told["palimpsest_shadow_calls_total", (("upstream", "openai"), ("verdict", "tool_call"))] == 1
+    assert told["palimpsest_shadow_tokens_total", ()] == 70.5
+    assert told["palimpsest_shadow_comparisons_total", (("model", "m"), ("verdict", "same"))] == 2
+    assert told["palimpsest_shadow_comparisons_total", (("model", "m"), ("verdict", "uncompared"))] == 1
+    assert told["palimpsest_auxiliary_seconds_count", ()] == told["palimpsest_auxiliary_tokens_total", ()] == 0
+
+
+@pytest.mark.parametrize(("exchange", "kind"), [("x1", "auxiliary"), ("x1.shadow", "shadow")])
+def test_their_usage_is_told_apart_too(exchange: str, kind: str) -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    ended = ExchangeRecorded(exchange, "s", "auxiliary", "w", "openai", 200, "complete", 1, 1, 0.1, 0.1, model="m")
+    metrics.count(AnswerRead(exchange, 0, Usage(90, 5), round=ended, price=lambda: 0.5))
+    told = read(metrics)
+    assert told["palimpsest_spent_money_total", (("kind", kind), ("model", "m"))] == 0.5
+    assert told["palimpsest_usage_tokens_total", (("kind", kind), ("model", "m"), ("type", "input"))] == 90
 
 
 def test_vectors_are_counted_by_what_they_cost_and_what_came() -> None:

@@ -11,8 +11,8 @@ from proxy.model.errors import UpstreamUnreachable
 from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.scripted import LIMIT, ScriptedUpstream, Wire, answer
+from tests.upstream.client_contract import ask
 from tests.upstream.conftest import REQUEST, Pair
-from tests.upstream.test_client import ask
 
 LARGE = bytes(32 * 1024 * 1024)
 

@@ -20,7 +20,7 @@ from proxy.wire.overflow import read_overflow, read_stream_start
 from tests.support import provider_answers as says
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, stream_head
-from tests.upstream.test_client import Upload, read_all
+from tests.upstream.client_contract import Upload, read_all
 
 # litellm compares what providers answer with its own types, and warns of each difference.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::ResourceWarning")

@@ -15,7 +15,7 @@ from proxy.wire.overflow import read_overflow, read_stream_start
 from proxy.wire.streams import read_events
 from tests.support import provider_answers as says
 from tests.support.scripted import ScriptedUpstream
-from tests.upstream.test_client import read_all
+from tests.upstream.client_contract import read_all
 from tests.upstream.test_litellm_client import (
     ASKED,
     CHAT,

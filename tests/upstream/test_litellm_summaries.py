@@ -13,7 +13,7 @@ from proxy.wire.streams import read_events
 from proxy.wire.summary_request import OutputLimit, make_target, read_summary, write_compact, write_warm
 from tests.support import provider_answers as says
 from tests.support.scripted import ScriptedUpstream
-from tests.upstream.test_client import read_all
+from tests.upstream.client_contract import read_all
 from tests.upstream.test_litellm_client import ANTHROPIC, OPENAI, Make, make, send
 
 __all__ = ["make"]

@@ -11,14 +11,14 @@ import pytest
 
 from proxy.engine.ports import UpstreamResponse
 from proxy.engine.runtime import TaskRunner
-from proxy.model.errors import BadRequest, UpstreamUnreachable
+from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.client import DirectClient, WebhookClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.http_proxy import HttpProxy
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, Wire, answer, chunk, stream_head
-from tests.upstream.test_client import BEARER, CHAT, Upload, read_all
+from tests.upstream.client_contract import BEARER, CHAT, ClientContract, ask, read_all, send
 
 Make = Callable[..., DirectClient]
 
@@ -60,21 +60,19 @@ async def make(upstream: ScriptedUpstream, proxy: HttpProxy, tasks: TaskRunner) 
         await client.aclose()
 
 
+@pytest.fixture
+def client(make: Make) -> DirectClient:
+    return make()
+
+
+class TestThroughProxy(ClientContract):
+    """Through a proxy that lets everybody through."""
+
+
 def make_server_context(certificate: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
     return context
-
-
-async def send(
-    client: DirectClient, target: bytes = CHAT, headers: Headers = (), body: bytes | Upload = b"{}"
-) -> UpstreamResponse:
-    async with asyncio.timeout(LIMIT):
-        return await client.send("POST", target, headers, body)
-
-
-async def ask(client: DirectClient, body: bytes | Upload = b"{}") -> bytes:
-    return await read_all(await send(client, body=body))
 
 
 async def read_one(response: UpstreamResponse) -> bytes:
@@ -190,49 +188,6 @@ async def test_a_server_of_the_public_network_is_not_told_who_asks(make: Make, p
     await asyncio.wait([sending])
     assert proxy.heads[0].line == b"POST http://api.example/v1/chat/completions HTTP/1.1"
     assert proxy.heads[0].all(b"x-palimpsest-hop") == []
-
-
-async def test_what_cannot_be_sent_is_refused_before_anything_is(make: Make, upstream: ScriptedUpstream) -> None:
-    with pytest.raises(BadRequest):
-        await send(make(), b"/v1/../admin")
-    assert upstream.requests == []
-
-
-async def test_an_upload_arrives_while_it_is_still_being_sent(make: Make, upstream: ScriptedUpstream) -> None:
-    upload = Upload()
-    sending = asyncio.ensure_future(send(make(), body=upload))
-    upload.add(b"first")
-    wire = await upstream.accept()
-    assert (await wire.read_head()).find(b"transfer-encoding") == b"chunked"
-    assert await wire.read_until(b"first\r\n") == b"5\r\nfirst\r\n"
-    upload.add(b"second")
-    upload.add(b"")
-    assert await wire.read_until(b"0\r\n\r\n") == b"6\r\nsecond\r\n0\r\n\r\n"
-    wire.send(answer(b"done"))
-    assert await read_all(await sending) == b"done"
-
-
-async def test_an_upload_with_a_length_goes_out_unframed(make: Make, upstream: ScriptedUpstream) -> None:
-    upload = Upload()
-    sending = asyncio.ensure_future(send(make(), headers=((b"content-length", b"6"),), body=upload))
-    for piece in (b"abc", b"def", b""):
-        upload.add(piece)
-    wire, got = await upstream.accept_request()
-    assert (got.body, got.find(b"content-length"), got.all(b"transfer-encoding")) == (b"abcdef", b"6", [])
-    wire.send(answer(b"done"))
-    assert await read_all(await sending) == b"done"
-
-
-async def test_a_cancelled_upload_closes_its_connection(make: Make, upstream: ScriptedUpstream) -> None:
-    upload = Upload()
-    sending = asyncio.ensure_future(send(make(), body=upload))
-    upload.add(b"first")
-    wire = await upstream.accept()
-    await wire.read_until(b"first\r\n")
-    sending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await sending
-    assert await wire.read_to_end() == b""
 
 
 # --- bodies that stream ----------------------------------------------------------------------------------------------

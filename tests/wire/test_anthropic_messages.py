@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.anthropic_messages import AnthropicMessages
-from proxy.wire.streams import ServerEvent, read_events
+from proxy.wire.streams import read_events
 
 WIRE = AnthropicMessages()
 
@@ -124,7 +124,8 @@ def test_line_ends_do_not_matter(line_end: bytes) -> None:
 
 def test_events_are_known_by_their_name_where_they_have_no_type() -> None:
     events = [(str(each["type"]), {key: each[key] for key in each if key != "type"}) for each in STREAM]
-    assert WIRE.read_events(ServerEvent(name, json.dumps(each)) for name, each in events) == WIRE.read_answer(WHOLE)
+    stream = "".join(f"event: {name}\ndata: {json.dumps(each)}\n\n" for name, each in events)
+    assert WIRE.read_events(read_events(stream.encode())) == WIRE.read_answer(WHOLE)
 
 
 def test_a_cut_stream_is_what_had_come() -> None:

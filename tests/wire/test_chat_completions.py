@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.chat_completions import ChatCompletions
-from proxy.wire.streams import ServerEvent, read_events
+from proxy.wire.streams import read_events
 
 WIRE = ChatCompletions()
 
@@ -322,6 +322,6 @@ def test_any_answer_taken_apart_and_interleaved_is_put_together_again(
         chunks.append({"choices": [{"index": index, "delta": delta, "finish_reason": None}]})
     ends = [{"index": i, "delta": {}, "finish_reason": choice["finish_reason"]} for i, choice in enumerate(choices)]
     chunks.append({"choices": ends, "usage": USAGE})
-    events = [*(ServerEvent("", json.dumps(each)) for each in chunks), ServerEvent("", "[DONE]")]
+    events = read_events("".join(f"data: {data}\n\n" for data in [*map(json.dumps, chunks), "[DONE]"]).encode())
     whole = {"object": "chat.completion", "choices": [put_together(i, each) for i, each in enumerate(choices)]}
     assert WIRE.read_events(events) == WIRE.read_answer({**whole, "usage": USAGE})

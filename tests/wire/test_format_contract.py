@@ -317,9 +317,31 @@ def list_events(wire: str) -> st.SearchStrategy[list[tuple[str, dict[str, object
 @given(st.data())
 def test_events_whose_members_are_of_any_kind(wire: Format, data: st.DataObject) -> None:
     sent = data.draw(list_events(wire.name))
-    check(wire, wire.read_events(ServerEvent(kind, json.dumps(event)) for kind, event in sent))
+    check(wire, wire.read_events(ServerEvent(kind, "", json.loads(json.dumps(event))) for kind, event in sent))
     for _, event in sent:
         wire.read_answer(event)
+
+
+def spell(events: list[tuple[str, dict[str, object]]]) -> str:
+    return "".join(
+        f"event: {kind}\ndata: {json.dumps(event)}\n\n" if kind else f"data: {json.dumps(event)}\n\n"
+        for kind, event in events
+        if kind.isprintable()
+    )
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [(": waiting\n\n", ""), ("", "data: {\n\n"), ("id: 7\n", "data: [[]]"), ("", f"data: {'[' * 200}{']' * 200}\n\n")],
+)
+@examples(25)
+@given(st.data())
+def test_lines_that_say_nothing_change_nothing(wire: Format, before: str, behind: str, data: st.DataObject) -> None:
+    """They make the events be split, or decoded, one by one."""
+    stream = spell(data.draw(list_events(wire.name)))
+    plain, other = (wire.read_events(read_events(each.encode())) for each in (stream, before + stream + behind))
+    assert (repr(plain), json.dumps(plain.value)) == (repr(other), json.dumps(other.value))
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)

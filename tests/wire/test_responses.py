@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.responses import Responses
-from proxy.wire.streams import ServerEvent, read_events
+from proxy.wire.streams import read_events
 
 WIRE = Responses()
 
@@ -219,8 +219,9 @@ def test_an_error_inside_another_event_is_not_the_answers() -> None:
 
 
 def test_events_without_a_type_are_what_their_name_says() -> None:
-    data = json.dumps({"output_index": 0, "item": CALL})
-    assert output(WIRE.read_events([ServerEvent("response.output_item.done", data)])) == [CALL]
+    data = json.dumps({"output_index": 0, "item": CALL}).encode()
+    events = read_events(b"event: response.output_item.done\ndata: %b\n\n" % data)
+    assert output(WIRE.read_events(events)) == [CALL]
 
 
 @pytest.mark.parametrize(

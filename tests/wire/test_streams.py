@@ -22,7 +22,6 @@ from proxy.wire.streams import (
     merge,
     read_error,
     read_events,
-    read_fields,
     read_kind,
     set_members,
 )
@@ -30,7 +29,7 @@ from proxy.wire.streams import (
 
 def test_an_event_is_its_name_and_its_data() -> None:
     stream = b"event: message_stop\ndata: {}\n\ndata: next\n\n"
-    assert list(read_events(stream)) == [ServerEvent("message_stop", "{}"), ServerEvent("", "next")]
+    assert list(read_events(stream)) == [ServerEvent("message_stop", "{}", {}), ServerEvent("", "next")]
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
@@ -74,6 +73,11 @@ def test_broken_utf8_is_replaced_and_does_not_swallow_the_line_end() -> None:
     assert list(read_events(b"data: \xe2\x82\ndata: \xff\n\n")) == [ServerEvent("", "\ufffd\n\ufffd")]
 
 
+def test_a_line_of_many_fields_takes_no_longer_than_others() -> None:
+    """Looked for at each place of the line, an event would be looked for until the end of the line each time."""
+    assert [len(event.data) for event in read_events(b"data: " * 100_000)] == [6 * 99_999]
+
+
 @given(st.binary())
 def test_any_bytes_can_be_read(stream: bytes) -> None:
     for event in read_events(stream):
@@ -87,7 +91,34 @@ _texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["C
 def test_what_was_written_is_read_back(events: list[tuple[str, list[str]]], line_end: str) -> None:
     written = [[f"event: {name}", *(f"data: {line}" for line in data), ""] for name, data in events]
     stream = "".join(line + line_end for lines in written for line in lines).encode()
-    assert list(read_events(stream)) == [ServerEvent(name, "\n".join(data)) for name, data in events]
+    assert [(event.name, event.data) for event in read_events(stream)] == [
+        (name, "\n".join(data)) for name, data in events
+    ]
+
+
+_odd_texts = st.sampled_from(
+    [
+        "",
+        "[DONE]",
+        "oops",
+        "7",
+        ' {"a":1}',
+        '{"a":1',
+        '{"a":1}{',
+        '{"a":"\\ud800"}',
+        f'{{"a":{"9" * 40}}}',
+        '{"a":1e400}',
+    ]
+    + ['{"a":' * depth + "1" + "}" * depth for depth in (MAX_DEPTH, MAX_DEPTH + 1, 300)]
+)
+
+
+@given(
+    st.lists(st.dictionaries(_texts, st.integers() | st.floats(allow_nan=False) | _texts).map(json.dumps) | _odd_texts)
+)
+def test_each_event_has_the_object_in_its_data(texts: list[str]) -> None:
+    events = read_events("".join(f"data: {text}\n\n" for text in texts).encode())
+    assert repr([(event.data, event.value) for event in events]) == repr([(text, read_object(text)) for text in texts])
 
 
 @pytest.mark.parametrize(("field", "beginning"), [(b"data:", DATA_LINE), (b"event:", EVENT_LINE)])
@@ -262,9 +293,9 @@ def test_any_text_can_be_read(text: str) -> None:
 
 
 def test_the_plain_text_of_an_error_event_is_its_message() -> None:
-    assert read_fields(ServerEvent("error", "oops")) == {"message": "oops"}
-    assert read_fields(ServerEvent("error", '{"code": 1}')) == {"code": 1}
-    assert read_fields(ServerEvent("ping", "oops")) is None
+    assert [event.value for event in read_events(b"event: error\ndata: oops\n\n")] == [{"message": "oops"}]
+    assert [event.value for event in read_events(b'event: error\ndata: {"code": 1}\n\n')] == [{"code": 1}]
+    assert [event.value for event in read_events(b"event: ping\ndata: oops\n\n")] == [None]
 
 
 def test_an_event_is_of_its_type_or_else_of_its_name() -> None:

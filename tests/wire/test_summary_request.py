@@ -11,7 +11,7 @@ from proxy.wire.body import SplitBody, count_shared, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.responses import Responses
-from proxy.wire.streams import ServerEvent, read_events
+from proxy.wire.streams import read_events
 from proxy.wire.summary_request import (
     OutputLimit,
     SummaryAnswer,
@@ -353,14 +353,14 @@ MESSAGE_STREAM = [*BLOCKS, *stop("end_turn")]
 def test_a_response_is_read_on_every_wire_and_each_piece_of_it_once(form: Format, events: Any) -> None:
     whole = read_summary(form, form.read_events(read_events(make_stream(*events))))
     assert (whole.text, whole.is_tool_call, whole.refusal) == ("Goal: x", False, "")
-    pieces = [read_piece(form, read_events(make_stream(each))) for each in events]
+    pieces = [read_piece(form, make_stream(each)) for each in events]
     assert "".join(piece.said for piece, _ in pieces) == "Goal: x"
     assert [is_ended for _, is_ended in pieces] == [False] * (len(events) - 1) + [True]
 
 
 def test_events_without_names_are_known_by_their_type() -> None:
-    events = read_events(b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in DONES))
-    assert read_piece(RESPONSES, [*events, ServerEvent("", "no JSON")])[0].said == ""
+    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in DONES)
+    assert read_piece(RESPONSES, f"{stream}data: no JSON\n\n".encode())[0].said == ""
 
 
 @pytest.mark.parametrize(

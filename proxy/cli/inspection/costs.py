@@ -35,6 +35,7 @@ from proxy.model.errors import ProxyError
 from proxy.model.log import ExchangeRow, Selection
 from proxy.read.cache import CacheReport, load_cache
 from proxy.read.savings import Arm, PartSaving, Saving, SavingsReport, SavingsTotal, load_saving, load_savings
+from proxy.read.shadow import Agreement, ShadowReport, Share
 
 _STATUS_CALLS = 50
 _LONGEST_STATUS = 80
@@ -63,6 +64,15 @@ _PARTS = (
     Column("SPENT", is_number=True),
     Column("CALLS", is_number=True),
 )
+_CHECKS = (
+    Column("SAME ANSWER", is_number=True),
+    Column("SAME", is_number=True),
+    Column("OTHER ARGUMENTS", is_number=True),
+    Column("OTHER TEXT", is_number=True),
+    Column("OTHER TOOL", is_number=True),
+    Column("NOT COMPARED", is_number=True),
+)
+_MOST_GROUPS = 20
 _LOSSES = (Column("SESSION"), Column("LOST", is_number=True), Column("WHY", least=24))
 _UNITS = {
     "money": "Cost is in money for a million tokens of the client's requests.",
@@ -161,7 +171,40 @@ def format_savings(found: SavingsReport, screen: Screen = PLAIN) -> str:
         rows_of_arms = [(name, arm.sessions, _format_arm(arm, found)) for name, arm in arms]
         notes = [wrap(each, screen.width) for each in _list_notes(found)]
         parts += [render_table(_ARMS, rows_of_arms, screen), "\n".join(notes)]
+    if isinstance(found.shadow, ShadowReport):
+        parts += _format_shadow(found.shadow, screen)
     return "\n\n".join(parts)
+
+
+def _format_shadow(found: ShadowReport, screen: Screen) -> Iterator[str]:
+    """Yield what shadow checks found: in a sentence, by session, model and age, and what is not checked."""
+    total, told = found.total, "Nothing could be compared"
+    if total.agreement is not None:
+        told = f"The client's own request had the same answer in {_format_interval(total.agreement)} of the calls"
+        told += f" that were checked, and called no other tool in {_format_interval(total.same_tool)}"
+    spent = format_amount(total.tokens, total.money)
+    yield wrap(f"{told}. Sending {format_count(_count_checks(total), 'own request')} cost {spent}.", screen.width)
+    for heading, groups in (("SESSION", found.sessions), ("MODEL", found.models), ("CUT BEFORE THE LAST", found.ages)):
+        shown = [(each.name[:ID_DIGITS] if groups is found.sessions else each.name, each) for each in groups]
+        rows = [
+            (name, _format_interval(each.agreement), each.same, each.arguments, each.text, each.other, each.uncompared)
+            for name, each in shown[:_MOST_GROUPS]
+        ]
+        yield render_table((Column(heading, least=12), *_CHECKS), rows, screen)
+    if found.bound:
+        names = ", ".join(found.bound)
+        told = f"{names} may bind signed reasoning to the prompt: requests with such reasoning are checked only with"
+        yield wrap(f"{told} shadow.bound_reasoning.", screen.width)
+
+
+def _count_checks(found: Agreement) -> int:
+    return found.same + found.arguments + found.text + found.other + found.uncompared
+
+
+def _format_interval(found: Share | None) -> str | None:
+    if found is None:
+        return None
+    return f"{format_share(found.share)} ({format_share(found.low)} to {format_share(found.high)})"
 
 
 def _format_parts(heading: str, named: Sequence[tuple[str, PartSaving]], screen: Screen) -> str:

@@ -56,7 +56,7 @@ def follow_run(answer: Sequence[Message], before: Repetition | None) -> Repetiti
     calls = [call for message in answer for call in message.calls]
     if not calls:
         return None
-    key = _name(calls[-1])
+    key = name_call(calls[-1])
     count = _count_same(calls, key)
     if before is not None and before.key == key and count == len(calls):
         count += before.count
@@ -105,7 +105,7 @@ def _find_run(newest_first: Iterable[Message]) -> _Repetition:
             newest = newest or len(ids)
         if message.role not in ("assistant", "tool") and (message.text or message.media) and not message.results:
             break
-        key = key or (_name(message.calls[-1]) if message.calls else None)
+        key = key or (name_call(message.calls[-1]) if message.calls else None)
         same = _count_same(message.calls, key)
         made = message.calls
         ids += [call.id for call in tuple(reversed(made))[:same]]
@@ -117,10 +117,11 @@ def _find_run(newest_first: Iterable[Message]) -> _Repetition:
 
 def _count_same(calls: Sequence[ToolCall], key: tuple[str, str] | None) -> int:
     """Return how many of the last calls are this one."""
-    return next((i for i, call in enumerate(reversed(calls)) if _name(call) != key), len(calls))
+    return next((i for i, call in enumerate(reversed(calls)) if name_call(call) != key), len(calls))
 
 
-def _name(call: ToolCall) -> tuple[str, str]:
+def name_call(call: ToolCall) -> tuple[str, str]:
+    """Return the tool of a call, and its arguments in one spelling."""
     return call.name, _normalize(call)
 
 

@@ -24,7 +24,7 @@ PINNED = "pinned"
 
 _WORD = re.compile(r"\w+")
 _VALUE = re.compile(
-    r"(?P<subject>.{3,120}?)(?:\s*+[:=]\s*+|\s++(?:is|are|was|were|becomes|moved to)\s++)(?P<value>\S{1,80})"
+    r"(?P<subject>.{2,119}?\S)(?:\s*+[:=]\s*+|\s++(?:is|are|was|were|becomes|moved to)\s++)(?P<value>\S{1,80})"
 )
 _REPLACED_SHARE = 0.7
 _LEAST_REPLACED_WORDS = 3
@@ -64,6 +64,13 @@ def list_items(memory: StoredMemory, nodes: Sequence[bytes]) -> MemoryBundle:
     entries = [(n, entry) for n, entry in memory.entries if n > since and is_on_path(entry, nodes)]
     orders = _Orders(memory)
     return MemoryBundle(tuple(_list_reports(entries, orders)), tuple(_list_facts(entries, orders)))
+
+
+def list_spans(memory: StoredMemory, nodes: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return from which place up to which the reports of a path that count cover it."""
+    shown = {item.id for item in list_items(memory, nodes).episodic}
+    entries = [entry for _, entry in memory.entries if is_on_path(entry, nodes)]
+    return [(entry.start, entry.stop) for entry in entries if format_episode(entry.number) in shown]
 
 
 def choose_items(items: MemoryBundle, max_episodic: int, max_semantic: int) -> MemoryBundle:

@@ -3,20 +3,17 @@
 They are kept in memory only, for half an hour, and are never in a log, a record, or the `repr` of an object.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from proxy.engine.background.jobs import CallLater
 from proxy.engine.ports import Clock, Upstream
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lru import LruCache
 
 _IDLE_SECONDS = 1800.0
 _MOST_BRANCHES = 4096
-
-CallLater = Callable[[float, Callable[[], None]], object]
-"""Calls something after so many seconds, as an event loop's `call_later`."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
@@ -86,6 +83,17 @@ class CredentialCache:
     def list_sessions(self) -> list[SessionKey]:
         """Return the sessions that had a credential, the newest first."""
         return [key for key, _ in self._newest.values()][::-1]
+
+    def forget(self, session: str) -> None:
+        """Forget the credentials of a session, which is to be erased: nothing is asked for it until it calls again."""
+        self._newest.pop(session)
+        for key in [key for key in self._packed if key[0] == session]:
+            self._packed.pop(key)
+
+    def clear(self) -> None:
+        """Forget all of them, at the end of the engine."""
+        self._newest.clear()
+        self._packed.clear()
 
     def _sweep_later(self) -> None:
         self._is_sweep_due = True

@@ -184,14 +184,13 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
 class JobResult:
     """The result of a manual compaction: the summaries in the order in which they were made, all calls, their cost.
 
-    `problems` says, without duplicates, why the result is no better. `is_refused`: another worker has the branch.
+    `problems` says, without duplicates, why the result is no better.
     """
 
     def __init__(self) -> None:
         self.summaries: list[Summary] = []
         self.calls: list[str] = []
         self.problems: list[str] = []
-        self.is_refused = False
         self.cost = Cost()
 
     def add(self, summary: Summary, *, is_kept: bool) -> None:

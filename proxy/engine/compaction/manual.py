@@ -24,7 +24,7 @@ from proxy.engine.ports import Archive
 from proxy.engine.recorded.conversation import find_format, load_chain
 from proxy.engine.recorded.lookup import pick_branch, read_back, read_branch_back
 from proxy.engine.request import ManagedRequest
-from proxy.engine.request_resolver import Route, read_clearing, read_output_limit
+from proxy.engine.request_resolver import read_clearing, read_output_limit
 from proxy.model.epoch import Epoch, Strategy, Summary
 from proxy.model.errors import Conflict
 from proxy.model.exchange import SUCCESS
@@ -160,12 +160,14 @@ class ManualCompaction:
         """Return the request of a call with its place in the session, but without an exchange of its own."""
         key = await self.archive.find_key(row.session)
         split, chain = await load_chain(self.archive, row, key.upstream)
-        form, route = find_format(row), self._find_route(key.upstream)
+        form, route = find_format(row), self.worker.summarizer.find_route(key.upstream)
         depth = row.depth + len(answer)
         if answer:
             for raw in answer:
                 split = append_item(split, raw)
             chain = make_chain(read_messages(form, split, None, 0, chain.root), None, chain.root)
+        if route is None:
+            raise Conflict(f"the upstream of this session, {key.upstream!r}, is no longer in the settings")
         clearing = read_clearing(form, split, route, "manage")
         return ManagedRequest(
             "POST",
@@ -189,12 +191,6 @@ class ManualCompaction:
             most_output=read_output_limit(split),
             clearing=clearing,
         )
-
-    def _find_route(self, name: str) -> Route:
-        for route in self.worker.summarizer.routes:
-            if route.upstream.name == name:
-                return route
-        raise Conflict(f"the upstream of this session, {name!r}, is no longer in the settings")
 
     async def _compute_state(self, request: ManagedRequest, *, is_kept: bool = True) -> RequestState:
         """Return the state of what will extend this request."""

@@ -19,7 +19,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import UNKNOWN_PROVIDER, EnginePolicy
 from proxy.engine.ports import Ids, Upstream
 from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
@@ -29,23 +29,24 @@ from proxy.engine.runtime import attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import SUCCESS, Headers, Opening, Reading, Round, SessionKey, Usage
-from proxy.model.manifest import make_capped_manifest
+from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.retrieval.embeddings import EMBEDDINGS, read_embeddings
-from proxy.wire import OWN_FORMAT
+from proxy.wire import FORMATS, OWN_FORMAT, find_wire
 from proxy.wire.body import decode_content
 from proxy.wire.format import Format
 from proxy.wire.headers import (
     find_header,
     list_credentials,
-    read_rate_limits,
     redact_target,
     select_for_own_call,
     select_stored,
 )
 from proxy.wire.overflow import read_overflow
-from proxy.wire.streams import EVENT_END, read_events
-from proxy.wire.summary_request import begins_with_thoughts, make_target, read_piece, read_summary
+from proxy.wire.streams import EVENT_END
+from proxy.wire.summary_request import begins_with_thoughts, find_form, make_target, read_piece, read_summary
 
+REPEAT_SECONDS = 600.0
+"""Longest time for a client's own request that is sent again: its client sets the limit of a response, not we."""
 MOST_BYTES = 32 * 1024 * 1024
 """The most bytes of a response: a few times what 64 vectors of 8,192 numbers take."""
 
@@ -78,6 +79,9 @@ class ModelCall:
     extends: ManagedRequest | None = None  # the client's last request, if the body repeats it; only the rest is logged
     is_whole: bool = True  # the body repeats all of it, so that its cached share shows whether a cache is read
     texts: Sequence[str] = field(default=(), repr=False)  # of which vectors are asked for
+    # The id of the exchange, and the body as the log has it: this is a client's own request that is sent again. Its
+    # response is read to its end whatever it says, and no session's share pays for it.
+    repeats: tuple[str, Manifest] | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -88,6 +92,11 @@ class ModelCall:
     def is_at_home(self) -> bool:
         """Return whether it goes to the upstream of the session's own calls."""
         return self.upstream.name == self.session.upstream
+
+    @property
+    def payer(self) -> str:
+        """Return the session whose share of spending it takes from, empty if it takes from none."""
+        return self.session.id if self.repeats is None else ""
 
     @property
     def target(self) -> bytes:
@@ -119,6 +128,12 @@ class ModelResponse:
     refusal: str = ""
     block: str = ""  # the raw message of the provider's own compaction
     codes: Sequence[bytes] = ()  # of the texts of which vectors were asked for
+    answer: bytes = b""  # all of it as JSON, to a client's own request
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether it says something, and calls no tool."""
+        return bool(self.text.strip()) and not self.is_tool_call
 
     @property
     def has_no_room_left(self) -> bool:
@@ -130,12 +145,11 @@ class ModelResponse:
 class FailedCall:
     """A call without a usable response. `exchange` is empty if nothing was sent.
 
-    `retry_after` is in seconds, if the upstream sent it. `is_too_long`: the body does not fit into the model's window.
+    `is_too_long`: the body does not fit into the model's window.
     """
 
     reason: str
     status: int = 0
-    retry_after: float | None = None
     exchange: str = ""
     is_too_long: bool = False
 
@@ -191,11 +205,11 @@ class RunningCall(LocalClient):
         buffered = self._buffered + content
         end = len(buffered) if is_last else max((match.end() for match in EVENT_END.finditer(buffered)), default=0)
         self._buffered = buffered[end:]
-        report, self.is_whole = read_piece(form, read_events(buffered[:end]))
+        report, self.is_whole = read_piece(form, buffered[:end])
         self._characters += len(report.said)
         self._beginning = (self._beginning + report.said)[:_BEGINNING_CHARACTERS]
         most = self.asked.most_characters * (_THINKING_FACTOR if begins_with_thoughts(self._beginning) else 1)
-        if report.is_tool_call:
+        if report.is_tool_call and self.asked.repeats is None:
             self.verdict = "tool_call"
         elif self._characters > most or len(self._buffered) > _MOST_BUFFERED:
             self.verdict = "too_long"
@@ -208,14 +222,15 @@ class RunningCall(LocalClient):
             codes, usage = read_embeddings(decode_content(self.content, coding, MOST_BYTES), len(asked.texts))
             return ModelResponse("", "", usage, seconds, is_tool_call=False, exchange=self.id, codes=codes)
         form = asked.form or OWN_FORMAT  # as an upstream says why it makes no vectors
-        answer, _ = read_received(form, self.headers, self.content, MOST_BYTES)
+        answer, plain = read_received(form, self.headers, self.content, MOST_BYTES)
         if answer.error or not answer.is_ended:
             raise ValueError(answer.error or _BROKEN)
         said = read_summary(form, answer)
         if len(said.text) > asked.most_characters:
             raise ValueError(_TOO_LONG)
         return ModelResponse(
-            *(said.text, said.finish, said.usage, seconds, said.is_tool_call, self.id, said.refusal, said.block)
+            *(said.text, said.finish, said.usage, seconds, said.is_tool_call, self.id, said.refusal, said.block),
+            answer=plain if asked.repeats is not None else b"",
         )
 
 
@@ -252,32 +267,43 @@ class ModelCaller:
             return FailedCall(objection)
         budget, now = self.health.budget, self.clock.monotonic()
         expected = budget.price(*asked.names, asked.expected)
-        budget.reserve(asked.session.id, expected)
-        self.health.breakers.record_start(*asked.names, now)
-        call = RunningCall(asked, self.ids.next_exchange(), now, lambda: task.cancel())
+        budget.reserve(asked.payer, expected)
+        self.health.breakers.record_start(*asked.names)
+        id = self.ids.next_exchange() if asked.repeats is None else asked.repeats[0]
+        call = RunningCall(asked, id, now, lambda: task.cancel())
         task = self.tasks.spawn(self._carry(call))
         outcome: ModelResponse | FailedCall | None = None
         try:
-            await asyncio.wait((task,), timeout=self.time_limit_seconds)
+            limit = self.time_limit_seconds if asked.repeats is None else REPEAT_SECONDS
+            await asyncio.wait((task,), timeout=limit)
             if is_late := not task.done() and not call.is_stopped:
                 call.stop()
             await asyncio.wait((task,))
             problems: list[Exception] = []
-            outcome = await attempt(self._conclude(call, is_late=is_late), problems.append)
+            late = f"no complete response came within {limit:g} s" if is_late else _BROKEN
+            outcome = await attempt(self._conclude(call, late), problems.append)
             outcome = outcome or _fail(call, f"the response could not be read: {problems[0]!r}", status=0)
         finally:
             call.stop()
             self._settle(call, outcome, expected)
         return outcome
 
-    async def ask(self, asked: ModelCall, *, is_manual: bool = False) -> ModelResponse | FailedCall:
-        """Call a model whose every complete response is of use, and record whether there was one."""
+    async def ask(
+        self, asked: ModelCall, *, is_manual: bool = False, is_text: bool = False
+    ) -> ModelResponse | FailedCall:
+        """Call a model, and record whether its response was of use: any that is complete, or only a text."""
         outcome, breakers = await self.call(asked, is_manual=is_manual), self.health.breakers
-        if isinstance(outcome, ModelResponse):
+        if isinstance(outcome, ModelResponse) and (outcome.is_text or not is_text):
             breakers.record_success(*asked.names)
         elif outcome.exchange:
-            breakers.record_failure(*asked.names, self.clock.monotonic())
+            breakers.record_failure(*asked.names)
         return outcome
+
+    def find_form(self, session: SessionKey, credential: CallCredential, upstream: Upstream) -> Format:
+        """Return the format of a call: at the session's own upstream that of its calls, which may speak no other."""
+        if upstream.name == session.upstream:
+            return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or OWN_FORMAT.name]
+        return find_form(self.models.providers.get(upstream.name, UNKNOWN_PROVIDER).host)
 
     async def _carry(self, call: RunningCall) -> None:
         asked = call.asked
@@ -302,7 +328,9 @@ class ModelCaller:
 
     def _make_opening(self, call: RunningCall, cap: int) -> Opening:
         asked = call.asked
-        if asked.extends is None:
+        if asked.repeats is not None:
+            body = asked.repeats[1]
+        elif asked.extends is None:
             body = make_capped_manifest(asked.body, cap)
         else:
             self.caches.forget_lost()
@@ -321,8 +349,8 @@ class ModelCaller:
             opened_ms=self.clock.now_ms(),
         )
 
-    async def _conclude(self, call: RunningCall, *, is_late: bool) -> ModelResponse | FailedCall:
-        """Return the result of a call that has ended."""
+    async def _conclude(self, call: RunningCall, unfinished: str) -> ModelResponse | FailedCall:
+        """Return the result of a call that has ended. `unfinished` says why, if the response is not whole."""
         seconds = self.clock.monotonic() - call.began
         if call.verdict == "tool_call":
             return ModelResponse("", "", None, seconds, is_tool_call=True, exchange=call.id)
@@ -331,9 +359,7 @@ class ModelCaller:
         if call.error is not None:
             return _fail(call, str(call.error), status=0)
         if not call.is_whole:
-            return _fail(
-                call, f"no complete response came within {self.time_limit_seconds:g} s" if is_late else _BROKEN
-            )
+            return _fail(call, unfinished)
         read, problem = partial(call.read_response, seconds), ""
         is_long = call.asked.form is None or len(call.content) > _INLINE_BYTES
         try:
@@ -342,9 +368,7 @@ class ModelCaller:
             problem = str(error)
         if call.status not in SUCCESS:
             is_too_long = read_overflow(call.status, call.headers, call.content) is not None
-            pause = read_rate_limits(call.headers, self.clock.now_ms()).retry_after
-            reason = f"status {call.status}: {problem}"
-            return FailedCall(reason, call.status, pause, call.id, is_too_long=is_too_long)
+            return FailedCall(f"status {call.status}: {problem}", call.status, call.id, is_too_long=is_too_long)
         if problem:
             return _fail(call, problem)
         if call.asked.form is None:  # nobody else reads it
@@ -360,10 +384,10 @@ class ModelCaller:
             cost = self.health.budget.price(*asked.names, outcome.usage)
         elif not call.is_billed:
             cost = Cost()
-        if isinstance(outcome, ModelResponse) and not outcome.is_tool_call:
+        if isinstance(outcome, ModelResponse) and not outcome.is_tool_call and asked.repeats is None:
             warm_usage = outcome.usage if asked.extends is not None and asked.is_whole else None
             self.health.cache_hits.record_call(*asked.names, seconds, warm_usage)
-        self.health.budget.settle(asked.session.id, call.id, expected, cost)
+        self.health.budget.settle(asked.payer, call.id, expected, cost)
         ended = (call.id, asked.session.id, *asked.names, _name(outcome), cost.tokens, seconds)
         self.bus.publish(AuxiliaryEnded(*ended, None if asked.form is not None else made))
 

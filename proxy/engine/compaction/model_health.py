@@ -73,30 +73,35 @@ _CLOSED = CircuitBreaker()
 
 
 class CircuitBreakers:
-    """A circuit breaker for each model of each upstream."""
+    """A circuit breaker for each model of each upstream, and for kinds of tasks, which a model may fail at alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._now = clock.monotonic
         self._breakers = LruCache[tuple[str, str], CircuitBreaker](_MOST_MODELS)
 
     def get(self, upstream: str, model: str) -> CircuitBreaker:
         """Return the breaker of a model."""
         return self._breakers.get((upstream, model)) or _CLOSED
 
-    def allows(self, upstream: str, model: str, now: float) -> bool:
+    def allows(self, upstream: str, model: str) -> bool:
         """Return whether a call may be tried."""
-        return self.get(upstream, model).allows(now)
+        return self.get(upstream, model).allows(self._now())
 
-    def record_start(self, upstream: str, model: str, now: float) -> None:
+    def record_start(self, upstream: str, model: str) -> None:
         """Record that a call is tried."""
-        self._breakers.put((upstream, model), self.get(upstream, model).begin(now))
+        self._breakers.put((upstream, model), self.get(upstream, model).begin(self._now()))
 
     def record_success(self, upstream: str, model: str) -> None:
         """Record that a call succeeded, which closes the circuit."""
         self._breakers.pop((upstream, model))
 
-    def record_failure(self, upstream: str, model: str, now: float) -> None:
+    def record_failure(self, upstream: str, model: str) -> None:
         """Record that a call failed, or that its response was of no use."""
-        self._breakers.put((upstream, model), self.get(upstream, model).fail(now))
+        self._breakers.put((upstream, model), self.get(upstream, model).fail(self._now()))
+
+    def refuse(self, upstream: str, model: str, seconds: float) -> None:
+        """Record that an upstream does not do this at all, so that it is not tried for so long."""
+        self._breakers.put((upstream, model), CircuitBreaker(_MOST_FAILURES, self._now() + seconds))
 
 
 @dataclass(slots=True)
@@ -202,13 +207,12 @@ class ModelHealth:
 
     def __init__(self, policy: CompactionPolicy, models: Models, bus: EngineBus, clock: Clock) -> None:
         # the upstreams that are called with an API key of the settings
-        self._owned = frozenset(name for name, provider in models.providers.items() if provider.has_own_key)
-        self.breakers = CircuitBreakers()
+        self.owned = frozenset(name for name, provider in models.providers.items() if provider.has_own_key)
+        self.breakers = CircuitBreakers(clock)
         self.cache_hits = CacheHitTracker()
-        self.limits = RateLimits(clock, self._owned)
+        self.limits = RateLimits(clock, self.owned)
         self.budget = SpendBudget(policy, models.prices, bus, clock)
         self._policy = policy
-        self._clock = clock
         bus.subscribe(LimitsTold, self.limits.record)
         bus.subscribe(ExchangeRecorded, self.budget.record_exchange)
         bus.subscribe(AnswerRead, self.budget.record_answer)
@@ -227,12 +231,12 @@ class ModelHealth:
 
         A manual call may exceed the session's share, but not the daily cap.
         """
-        if upstream not in self._owned:
+        if upstream not in self.owned:
             if upstream != session.upstream:
                 return f"no client's key goes to another upstream; set api_key of {upstream}"
             if is_subscription(credential.headers) and not self._policy.subscription_calls:
                 return "the credential is of a person's plan (compaction.subscription_calls)"
-        if not self.breakers.allows(upstream, model, self._clock.monotonic()):
+        if not self.breakers.allows(upstream, model):
             return f"{model} failed lately and is not asked for a while"
         tokens = (expected.input or 0) + (expected.output or 0)
         if objection := self.limits.find_objection(upstream, session.tenant, model, tokens):

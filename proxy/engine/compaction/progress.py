@@ -1,6 +1,7 @@
 """Telling when summaries are made, and what came of it: each one that was begun ends in the log, or with a reason."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from proxy.context.compaction.spans import WITHOUT_MODEL
 from proxy.engine.compaction.job import SummaryJob
@@ -55,11 +56,9 @@ class CompactionProgress:
         self._began[id(job)] = self._now()
         self.bus.publish(
             CompactionTriggeredEvent(
-                session=job.request.session,
-                exchange=job.request.state.request.exchange,
+                **_identify(job),
                 messages=job.span.stop - job.span.start,
                 tokens=job.covered,
-                is_manual=job.options is not None,
             )
         )
 
@@ -79,8 +78,7 @@ class CompactionProgress:
         if (elapsed_ms := self._end(job)) is not None:
             self.bus.publish(
                 CompactionCompletedEvent(
-                    session=job.request.session,
-                    exchange=job.request.state.request.exchange,
+                    **_identify(job),
                     summary=summary.id,
                     level=summary.level,
                     messages=summary.stop - summary.start,
@@ -88,23 +86,24 @@ class CompactionProgress:
                     tokens_after=summary.tokens,
                     elapsed_ms=elapsed_ms,
                     reason=summary.reason,
-                    is_manual=job.options is not None,
                 )
             )
 
     def fail(self, job: SummaryJob, error: str) -> None:
         """Tell why no summary came of a job. Do nothing if it has ended already."""
         if (elapsed_ms := self._end(job)) is not None:
-            self.bus.publish(
-                CompactionFailedEvent(
-                    session=job.request.session,
-                    exchange=job.request.state.request.exchange,
-                    error=error,
-                    elapsed_ms=elapsed_ms,
-                    is_manual=job.options is not None,
-                )
-            )
+            self.bus.publish(CompactionFailedEvent(**_identify(job), error=error, elapsed_ms=elapsed_ms))
 
     def _end(self, job: SummaryJob) -> int | None:
         began = self._began.pop(id(job), None)
         return None if began is None else round(1000 * (self._now() - began))
+
+
+def _identify(job: SummaryJob) -> dict[str, Any]:
+    """Return the members that all events of a job have."""
+    request = job.request
+    return {
+        "session": request.session,
+        "exchange": request.state.request.exchange,
+        "is_manual": job.options is not None,
+    }

@@ -18,14 +18,11 @@ from proxy.engine.compaction.model_call import FailedCall, ModelResponse
 from proxy.engine.compaction.model_health import CircuitBreakers
 from proxy.engine.compaction.model_prompt import SummaryPrompt, expect_warm_input
 from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
-from proxy.engine.ports import Clock
 from proxy.model.epoch import Summary
-from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
 from proxy.wire.summary_request import write_compaction
 
-_MOST_MODELS = 1024
 # After a refusal of the request itself, the provider is not asked again for this model for a day.
 _REFUSED_SECONDS = 86_400.0
 _REFUSALS = frozenset({400, 404, 405, 422, 501})
@@ -41,11 +38,9 @@ _log = logging.getLogger("palimpsest.compaction")
 class ProviderCompaction:
     """Decides whether a provider is asked. The keys of `providers` are upstream names."""
 
-    def __init__(self, providers: Mapping[str, Provider], breakers: CircuitBreakers, clock: Clock) -> None:
+    def __init__(self, providers: Mapping[str, Provider], breakers: CircuitBreakers) -> None:
         self._providers = providers
         self._breakers = breakers
-        self._clock = clock
-        self._refused = LruCache[tuple[str, str], float](_MOST_MODELS)
 
     def find_job(self, job: SummaryJob) -> SummaryJob | None:
         """Return the job of a compaction up to where a summary would end, or None if none is asked for.
@@ -60,8 +55,7 @@ class ProviderCompaction:
         is_other = job.is_for_memory or job.options is not None or bool(job.parents or job.supersedes)
         if not is_allowed or is_other or names[1] in context.given_up:
             return None
-        now = self._clock.monotonic()
-        if now < (self._refused.get(names) or 0.0) or not self._breakers.allows(*name_task(*names), now):
+        if not self._breakers.allows(*name_task(*names)):
             return None
         earlier = [each for each in context.list_summaries(request.nodes, managed.model) if each.block]
         if not all(can_show_compaction(each.tokens, request.state.budget.usable) for each in earlier):
@@ -80,7 +74,7 @@ class ProviderCompaction:
             is_refused = not response.block and bool(response.text or response.is_tool_call)
             why = "it answered the user"
         if is_refused:
-            self._refused.put(names, self._clock.monotonic() + _REFUSED_SECONDS)
+            self._breakers.refuse(*name_task(*names), _REFUSED_SECONDS)
             _log.warning(
                 "the provider gives no compaction of its own, and is not asked for one for now: %s",
                 why,

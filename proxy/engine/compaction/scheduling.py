@@ -1,14 +1,13 @@
 """When a summary is made, which models are asked, and which branches are worked on."""
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from proxy.context.compaction.spans import should_start_summary
+from proxy.engine.background.jobs import SUMMARY, BackgroundJobs, Job, SpanKey
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_health import CacheHitTracker
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -19,9 +18,6 @@ from proxy.model.lru import LruCache
 
 _MOST_SESSIONS = 4096
 _MOST_POSTPONED = 8
-
-SpanKey = tuple[int, bytes]
-"""The first place of a span, and its last node."""
 
 
 class SummaryModel(NamedTuple):
@@ -67,22 +63,6 @@ def is_summary_due(
     return should_start_summary(request.calls_left, request.seconds_left, takes)
 
 
-class RunningJob:
-    """The work on the branch of a request, under a lease. Calls to `upstream` cancel it, unless that is empty.
-
-    `nodes` are those that the client keeps. `claims` are the spans that it has begun to summarise.
-    """
-
-    __slots__ = ("claims", "lease", "nodes", "task", "upstream")
-
-    def __init__(self, nodes: Sequence[bytes], lease: str, upstream: str, task: "asyncio.Task[None]") -> None:
-        self.nodes = nodes
-        self.lease = lease
-        self.upstream = upstream
-        self.task = task
-        self.claims: set[SpanKey] = set()
-
-
 class _Postponed(msgspec.Struct, frozen=True, gc=False):
     """A branch, given by the tip and depth of a request, that is postponed until it has `tokens`."""
 
@@ -102,29 +82,13 @@ class JobSchedule:
     only, and bounded: forgetting a failed attempt costs one more.
     """
 
-    def __init__(self) -> None:
-        self._running: dict[str, list[RunningJob]] = {}
+    def __init__(self, jobs: BackgroundJobs) -> None:
+        self._jobs = jobs
         self._postponed = LruCache[str, list[_Postponed]](_MOST_SESSIONS)
 
-    def __len__(self) -> int:
-        return sum(map(len, self._running.values()))
-
-    def find(self, session: str, nodes: Sequence[bytes]) -> RunningJob | None:
+    def find(self, session: str, nodes: Sequence[bytes]) -> Job | None:
         """Return the job on the branch of a request."""
-        running = self._running.get(session, ())
-        return next((job for job in running if is_one_branch(job.nodes, nodes)), None)
-
-    def list_at(self, upstream: str) -> list[RunningJob]:
-        """Return the jobs that calls of an upstream cancel."""
-        return [job for running in self._running.values() for job in running if job.upstream == upstream]
-
-    def has_job(self, session: str) -> bool:
-        """Return whether a branch of a session is worked on."""
-        return session in self._running
-
-    def list_tasks(self, session: str) -> "list[asyncio.Task[None]]":
-        """Return the tasks that work on branches of a session."""
-        return [job.task for job in self._running.get(session, ())]
+        return next((job for job in self._jobs.list_jobs(session, SUMMARY) if is_one_branch(job.nodes, nodes)), None)
 
     def name_lease(self, request: SentRequest) -> str:
         """Return the name of a branch's lease.
@@ -133,25 +97,26 @@ class JobSchedule:
         the same name, unless their branch diverges from this one after that message.
         """
         nodes, live = request.kept_nodes, request.state.context.list_summaries(request.nodes, request.state.view)
-        shared = [count_shared_nodes(job.nodes, nodes) for job in self._running.get(request.session, ())]
+        shared = [count_shared_nodes(job.nodes, nodes) for job in self._jobs.list_jobs(request.session, SUMMARY)]
         place = min(max([live[-1].stop if live else 0, *shared]), len(nodes) - 1)
         return f"summaries/{request.session}/{nodes[place].hex()}"
 
-    def add(self, request: SentRequest, job: RunningJob) -> None:
-        """Hold a job until its task has ended."""
-        self._running.setdefault(request.session, []).append(job)
-        job.task.add_done_callback(partial(self._remove, request.session, job))
+    def start(
+        self,
+        request: SentRequest,
+        work: Callable[[], Awaitable[object]],
+        note: Callable[[Exception], None],
+        upstream: str = "",
+    ) -> Job | None:
+        """Start work on the branch of a request, under its lease. Return None if some is running, or at the end."""
+        if self.find(request.session, request.kept_nodes) is not None:
+            return None
+        lease, nodes = self.name_lease(request), request.kept_nodes
+        return self._jobs.start(request.session, SUMMARY, work, upstream=upstream, lease=lease, nodes=nodes, note=note)
 
-    def _remove(self, session: str, job: RunningJob, task: "asyncio.Task[None]") -> None:
-        left = [each for each in self._running.get(session, ()) if each is not job]
-        if left:
-            self._running[session] = left
-        else:
-            self._running.pop(session, None)
-
-    def claim(self, session: str, job: RunningJob, span: SpanKey) -> bool:
+    def claim(self, job: Job, span: SpanKey) -> bool:
         """Claim a span for a branch. Return False if another branch is working on it."""
-        if any(span in each.claims for each in self._running[session] if each is not job):
+        if any(span in each.claims for each in self._jobs.list_jobs(job.session) if each is not job):
             return False
         job.claims.add(span)
         return True

@@ -27,7 +27,7 @@ _Call = tuple[str, str, Usage]
 
 
 @dataclass(slots=True)
-class _Balance:
+class Balance:
     """The costs of a session: of its own calls, of its summaries, and what is reserved for running summary calls.
 
     Own calls stay in `unpriced` until their cost is needed, which is rare. Calls in `expected` have no reported usage,
@@ -53,7 +53,7 @@ class SpendBudget:
         self._prices = prices
         self._bus = bus
         self._clock = clock
-        self._balances = LruCache[str, _Balance](_MOST_SESSIONS)
+        self._balances = LruCache[str, Balance](_MOST_SESSIONS)
         self._waiting = LruCache[str, ExchangeRecorded](_MOST_WAITING)
         self._estimates = LruCache[str, Usage](_MOST_WAITING)
         self._calls = LruCache[str, Cost](_MOST_CALLS)
@@ -86,7 +86,7 @@ class SpendBudget:
         self._waiting.put(event.exchange, event)
         if estimate is None:
             return
-        balance = self._get_balance(event.session)
+        balance = self.get_balance(event.session)
         balance.expected[event.exchange] = event.upstream, event.model, estimate
         if len(balance.expected) > _MOST_UNPRICED:  # the oldest keeps its expected cost for good
             oldest = next(iter(balance.expected))
@@ -96,7 +96,7 @@ class SpendBudget:
     def record_answer(self, event: AnswerRead) -> None:
         """Record the reported usage of a client's call. Subscribed to the bus."""
         if event.usage.input is not None and (call := self._waiting.pop(event.exchange)) is not None:
-            balance = self._get_balance(call.session)
+            balance = self.get_balance(call.session)
             balance.expected.pop(event.exchange, None)
             self._add_own_call(balance, (call.upstream, call.model, event.usage))
 
@@ -105,17 +105,17 @@ class SpendBudget:
 
         A manual call may exceed the share of its session.
         """
-        policy, balance = self._policy, self._get_balance(session)
+        policy, balance = self._policy, self.get_balance(session)
         if policy.spend_per_day and (objection := self._find_daily_objection(expected)):
             return objection
-        if not is_manual and self._is_above_share(balance, expected):
+        if not is_manual and self._exceeds_share(balance, expected, self._sum_own_calls(balance)):
             share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
             return f"it would take more than {share} (compaction.spend_fraction)"
         return ""
 
     def count_affordable(self, session: str, upstream: str, model: str, prompt: Usage, most: int) -> int:
         """Return the output tokens, at most `most`, that the share of a session allows for a call with this prompt."""
-        balance = self._get_balance(session)
+        balance = self.get_balance(session)
         own = self._sum_own_calls(balance)
 
         def is_above(output: int) -> bool:
@@ -124,24 +124,13 @@ class SpendBudget:
 
         return max(0, bisect_right(range(most + 1), False, key=is_above) - 1 if is_above(most) else most)
 
-    def _is_above_share(self, balance: _Balance, expected: Cost) -> bool:
-        return self._exceeds_share(balance, expected, self._sum_own_calls(balance))
-
-    def _sum_own_calls(self, balance: _Balance) -> Cost:
+    def _sum_own_calls(self, balance: Balance) -> Cost:
         """Return the cost of the client's calls, those included whose usage has not come yet."""
         self._price_own_calls(balance)
         return sum((self.price(*call) for call in balance.expected.values()), balance.main)
 
-    def _exceeds_share(self, balance: _Balance, expected: Cost, own: Cost) -> bool:
+    def _exceeds_share(self, balance: Balance, expected: Cost, own: Cost) -> bool:
         return (balance.summaries + balance.reserved + expected).exceeds(self._policy.spend_fraction, own)
-
-    def is_spending(self, session: str) -> bool:
-        """Return whether a call for a summary of a session is under way."""
-        return self._get_balance(session).reserved.tokens > 0
-
-    def get_summary_cost(self, session: str) -> Cost:
-        """Return what was spent on summaries of a session since the start."""
-        return self._get_balance(session).summaries
 
     def price(self, upstream: str, model: str, usage: Usage) -> Cost:
         """Return the cost of a call with this usage."""
@@ -149,12 +138,12 @@ class SpendBudget:
 
     def reserve(self, session: str, expected: Cost) -> None:
         """Reserve the expected cost of a call that begins. Call `settle` once with the same amount."""
-        self._get_balance(session).reserved += expected
+        self.get_balance(session).reserved += expected
         self._reserved += expected
 
     def settle(self, session: str, exchange: str, expected: Cost, cost: Cost) -> None:
         """Replace a reservation by the cost of the call."""
-        balance = self._get_balance(session)
+        balance = self.get_balance(session)
         balance.reserved = _release(balance.reserved, expected)
         self._reserved = _release(self._reserved, expected)
         balance.summaries += cost
@@ -170,12 +159,12 @@ class SpendBudget:
         self._bus.publish(SummaryWasted(calls[-1] if calls else "", session, wasted.tokens))
         return wasted
 
-    def _add_own_call(self, balance: _Balance, call: _Call) -> None:
+    def _add_own_call(self, balance: Balance, call: _Call) -> None:
         balance.unpriced.append(call)
         if len(balance.unpriced) > _MOST_UNPRICED:
             self._price_own_calls(balance)
 
-    def _price_own_calls(self, balance: _Balance) -> None:
+    def _price_own_calls(self, balance: Balance) -> None:
         for call in balance.unpriced:
             balance.main += self.price(*call)
         balance.unpriced.clear()
@@ -197,10 +186,11 @@ class SpendBudget:
         if day != self._day:
             self._day, self._today = day, Cost()
 
-    def _get_balance(self, session: str) -> _Balance:
+    def get_balance(self, session: str) -> Balance:
+        """Return the costs of a session since the start."""
         balance = self._balances.get(session)
         if balance is None:
-            balance = _Balance()
+            balance = Balance()
             self._balances.put(session, balance)
         return balance
 

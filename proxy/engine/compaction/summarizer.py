@@ -30,10 +30,9 @@ from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import attempt
 from proxy.engine.text_jobs import TextJobs
 from proxy.model.epoch import Summary, SummaryLevel
-from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.headers import select_stored
-from proxy.wire.summary_request import find_form, raise_output_limit
+from proxy.wire.summary_request import raise_output_limit
 
 _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
 # Statuses that the body of a request may have caused, not the state of the upstream.
@@ -118,7 +117,11 @@ class Summarizer:
         caller, self.count = self.caller, self.texts.count
         self.policy, self.models, self.health, self.clock = caller.limits, caller.models, caller.health, caller.clock
         self.providers, self.prompts = self.models.providers, PromptBuilder(self.policy, self.hook, self.texts)
-        self.provider_compaction = ProviderCompaction(self.providers, self.health.breakers, self.clock)
+        self.provider_compaction = ProviderCompaction(self.providers, self.health.breakers)
+
+    def find_route(self, upstream: str) -> Route | None:
+        """Return the route of an upstream, None if the settings have it no more."""
+        return next((route for route in self.routes if route.upstream.name == upstream), None)
 
     def may_ask(self, request: SentRequest) -> bool:
         """Return whether the session's model may be asked for the shortest summary of what a request shows.
@@ -131,7 +134,7 @@ class Summarizer:
         if (target.upstream.name, target.model) != (managed.upstream.name, managed.model):
             return True
         given, names = expect_warm_input(request), (target.upstream.name, target.model)
-        if not (self.policy.fallback_models or self.health.breakers.allows(*names, self.clock.monotonic())):
+        if not (self.policy.fallback_models or self.health.breakers.allows(*names)):
             return False
         return self.health.budget.count_affordable(request.session, *names, given, LEAST_TARGET) >= LEAST_TARGET
 
@@ -175,14 +178,14 @@ class Summarizer:
         if (job_of_provider := self.provider_compaction.find_job(job)) is not None:
             home = SummaryModel(used.upstream, request.state.request.model)
             each = _Attempt(job_of_provider, used, home, 1, attempts, keeps_lease, is_custom, is_by_provider=True)
-            if credential is not None or self.providers.get(home.upstream.name, UNKNOWN_PROVIDER).has_own_key:
+            if credential is not None or home.upstream.name in self.health.owned:
                 yield each
         for level in levels:
             if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form helps only if a response was rejected, not if no call was allowed
             for target in list_summary_models(policy, used.upstream, request.state.request.model, self.routes):
                 each = _Attempt(job, used, target, level, attempts, keeps_lease, is_custom)
-                if credential is None and not self.providers.get(target.upstream.name, UNKNOWN_PROVIDER).has_own_key:
+                if credential is None and target.upstream.name not in self.health.owned:
                     attempts.problems.append(_NO_CREDENTIAL)
                 elif self._is_allowed(each):
                     yield each
@@ -191,7 +194,7 @@ class Summarizer:
                     each.add_problem(f"its {what} were rejected lately; it is not asked for them for a while")
 
     def _is_allowed(self, each: _Attempt) -> bool:
-        return each.breaker_key == each.names or self.health.breakers.allows(*each.breaker_key, self.clock.monotonic())
+        return each.breaker_key == each.names or self.health.breakers.allows(*each.breaker_key)
 
     async def _try(self, each: _Attempt) -> Summary | None:
         """Return the summary of a model, or None if its response is no summary of this level."""
@@ -222,8 +225,9 @@ class Summarizer:
         response = await self._call(each, prompt) if prompt is not None else None
         if prompt is None or response is None:
             return None
+        summary = await self._judge(each, prompt, response) if isinstance(response, ModelResponse) else None
         self.provider_compaction.note_response(each.names, response)
-        return await self._judge(each, prompt, response) if isinstance(response, ModelResponse) else None
+        return summary
 
     def _may_be_warm(self, each: _Attempt) -> bool:
         managed = each.job.request.state.request
@@ -251,11 +255,7 @@ class Summarizer:
         return await self.prompts.write_compact(each.job, each.level, model, window, form=form, most=most)
 
     def _find_form(self, each: _Attempt) -> Format:
-        """Return the format of a call: the session's own at its upstream, which may speak no other one."""
-        managed = each.job.request.state.request
-        if each.target.upstream.name == managed.session.upstream:
-            return FORMATS[managed.wire]
-        return find_form(self.providers.get(each.target.upstream.name, UNKNOWN_PROVIDER).host)
+        return self.caller.find_form(each.job.request.state.request.session, each.credential, each.target.upstream)
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
         """Send a prompt, and again with more output tokens if reasoning used all. Return None if not allowed."""
@@ -294,7 +294,7 @@ class Summarizer:
         each.add_problem(problem)
         is_of_task = each.is_by_provider or (is_due_to_prompt and each.is_custom)
         failed = each.breaker_key if is_of_task else each.names
-        self.health.breakers.record_failure(*failed, self.clock.monotonic())
+        self.health.breakers.record_failure(*failed)
 
     async def _judge(self, each: _Attempt, prompt: SummaryPrompt, response: ModelResponse) -> Summary | None:
         """Return the summary in a response, or None if it is rejected."""
@@ -311,7 +311,7 @@ class Summarizer:
             found = await self.texts.run(check_summary, response.text, task, frame)
         if isinstance(found, RejectedSummary):
             each.add_problem(f"level {level}: {found.reason}")
-            breakers.record_failure(*each.breaker_key, self.clock.monotonic())
+            breakers.record_failure(*each.breaker_key)
             return None
         breakers.record_success(*each.names)
         breakers.record_success(*each.breaker_key)

@@ -1,6 +1,5 @@
 """Starting the summary worker after a call that was sent near the soft mark or above it."""
 
-import ipaddress
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,15 +7,13 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.context.epoch_decision import Decision
-from proxy.engine.compaction.credentials import CallCredential, CallLater
+from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import find_matching
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
-from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import attempt
-from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SUCCESS, SessionKey, Usage
 from proxy.model.lru import LruCache
@@ -28,8 +25,6 @@ _IDLE_SECONDS = 5.0
 # The share of the soft mark from which on the next call may be the one that opens an epoch, so that a summary of what
 # that takes has to be asked for now.
 _NEAR_SHARE = 0.85
-# Suffixes of host names in a local network (`host.docker.internal`). Names without a dot (`ollama`) are local, too.
-_NEAR = (".localhost", ".local", ".internal", ".lan")
 
 _log = logging.getLogger("palimpsest.compaction")
 
@@ -49,24 +44,17 @@ class _OpenCall(msgspec.Struct, gc=False):
 
 @dataclass(kw_only=True, eq=False)
 class CompactionTrigger:
-    """Follows the clients' calls, and starts the worker after those that need a summary. Nothing here waits.
-
-    A local server without prices is assumed to serve one request at a time.
-    """
+    """Follows the clients' calls, and starts the worker after those that need a summary. Nothing here waits."""
 
     worker: SummaryWorker
     start_memory: StartMemory  # of the strategy `snapshot`
-    call_later: CallLater
 
     def __post_init__(self) -> None:
         summarizer, self.policy, self.credentials = self.worker.summarizer, self.worker.policy, self.worker.credentials
-        self.budget, self.models, self.providers = summarizer.health.budget, summarizer.models, summarizer.providers
+        self.budget, self.jobs = summarizer.health.budget, self.worker.jobs
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
         self.followers: list[Callable[[SentRequest], object]] = []  # told of the calls whose branch the worker may take
         self._unread = LruCache[str, SentRequest](_MOST_UNREAD)  # its answered calls, until their responses were read
-        self._newest: dict[str, str] = {}  # the newest call of each local server
-        self.stoppers: list[Callable[[str], object]] = []  # of other work at a local server, which has a call now
-        self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
         bus = summarizer.caller.bus
         bus.subscribe(ExchangeRecorded, self.note_exchange)
         bus.subscribe(AnswerRead, self.note_answer)
@@ -77,11 +65,8 @@ class CompactionTrigger:
     def note_arrival(self, request: ManagedRequest) -> None:
         """Record that a call has arrived, managed or not. On a local server it has precedence over summaries."""
         upstream = request.upstream.name
-        if self.is_local(upstream, request.model):
-            self._newest[upstream] = request.exchange
-            self.worker.stop_at(upstream)
-            for stop in self.stoppers:
-                stop(upstream)
+        if self.jobs.is_local(upstream, request.model):
+            self.jobs.note_arrival(upstream, request.exchange)
 
     def note_managed(self, request: ManagedRequest) -> None:
         """Record the credential of a managed call."""
@@ -132,12 +117,12 @@ class CompactionTrigger:
             return
         if request.state.request.strategy == "snapshot":
             self._unread.put(event.exchange, request)
-        elif not self.is_local(event.upstream, request.state.request.model):
+        elif not self.jobs.is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
             for follow in self.followers:
                 follow(request)
         elif self.policy.model:  # a server with one request at a time summarises only if a model is set
-            self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
+            self.jobs.later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
 
     def note_answer(self, event: AnswerRead) -> None:
         """Start to make memory behind a response whose prompt has filled its budget. Subscribed to the bus."""
@@ -147,39 +132,12 @@ class CompactionTrigger:
         state = request.state
         if (event.usage.input or state.to_model_tokens(request.tokens)) > state.to_model_tokens(state.budget.soft):
             managed = state.request
-            is_local = self.is_local(managed.session.upstream, managed.model)
+            is_local = self.jobs.is_local(managed.session.upstream, managed.model)
             self.start_memory(request, self.policy.auto and not is_local)
 
     def _start_if_idle(self, event: ExchangeRecorded, request: SentRequest) -> None:
-        if self._newest.get(event.upstream) == event.exchange:
+        if self.jobs.is_newest(event.upstream, event.exchange):
             self.worker.start(request)
-
-    def has_call(self, upstream: str, model: str) -> bool:
-        """Return whether an upstream serves one request at a time, and has a client's call now."""
-        return self.is_local(upstream, model) and self._newest.get(upstream, "") in self.open_calls
-
-    def is_local(self, upstream: str, model: str) -> bool:
-        """Return whether the upstream serves one request at a time, as declared or as assumed."""
-        provider = self.providers.get(upstream, UNKNOWN_PROVIDER)
-        if provider.cache is not None or upstream not in self._near:
-            return provider.cache == "local"
-        return not self.models.card(upstream, model).prices_source
-
-
-def is_local_server(provider: Provider, card: Card) -> bool:
-    """Return what `CompactionTrigger.is_local` does: as declared, else if it is near and has no price."""
-    if provider.cache is not None:
-        return provider.cache == "local"
-    return is_near(provider.host) and not card.prices_source
-
-
-def is_near(host: str) -> bool:
-    """Return whether a host is this machine, or in its local network."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return bool(host) and ("." not in host or host.endswith(_NEAR))
-    return address.is_private or address.is_loopback or address.is_link_local
 
 
 def _log_unknown_spending(error: Exception) -> None:

@@ -7,10 +7,9 @@ summary is in the log before it is used.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -26,6 +25,7 @@ from proxy.context.compaction.spans import (
 )
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanInputs
 from proxy.context.plan_draft import compute_summaries_budget
+from proxy.engine.background.jobs import BackgroundJobs
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import (
     JobResult,
@@ -38,11 +38,10 @@ from proxy.engine.compaction.job import (
 )
 from proxy.engine.compaction.progress import CompactionProgress
 from proxy.engine.compaction.provider_compaction import has_unused_compaction
-from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
+from proxy.engine.compaction.scheduling import JobSchedule, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.context.epoch_planner import EpochPlanner
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.ports import Leases
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import attempt
 from proxy.engine.text_jobs import index_plan
@@ -58,8 +57,6 @@ _MOST_MANUAL_SPANS = 8
 _GROWTH, _GROWTH_UNASKED = 0.15, 0.05
 # The share of its waiting time that a request above the high mark waits for a summary; its plan has the rest.
 _WAIT_SHARE = 0.75
-# The duration of a lease, in calls. It is renewed before each call. After a kill it expires within two calls' time.
-_LEASE_CALLS = 2
 _ASSUMED_WINDOW = 128_000
 
 _BUSY = "a summary of this conversation is being made; ask again when it is there"
@@ -77,22 +74,19 @@ _log = logging.getLogger("palimpsest.compaction")
 class SummaryWorker:
     """Makes summaries of requests that were sent.
 
-    `builder_policy` is that of epochs. `owner` names this process among those that share a log. `remember` is told of
-    each summary of messages.
+    `builder_policy` is that of epochs. `remember` is told of each summary of messages.
     """
 
     summarizer: Summarizer
     planner: EpochPlanner
     builder_policy: BuilderPolicy
     credentials: CredentialCache
-    leases: Leases
-    owner: str
+    jobs: BackgroundJobs
     remember: Remember
-    schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
 
     def __post_init__(self) -> None:
         caller = self.summarizer.caller
-        self.policy, self.caches, self.tasks = self.summarizer.policy, caller.caches, caller.tasks
+        self.policy, self.caches, self.schedule = self.summarizer.policy, caller.caches, JobSchedule(self.jobs)
         self.archive, self.gate = caller.relay.archive, caller.relay.durability
         self.progress = CompactionProgress(caller.bus, caller.clock.monotonic)
         self._span_policy = dataclasses.replace(self.builder_policy, protect_turns=self.policy.protect_turns)
@@ -104,14 +98,7 @@ class SummaryWorker:
 
     def start_work(self, request: SentRequest, work: Callable[[], Awaitable[None]], upstream: str = "") -> None:
         """Start other work on the branch of a request, unless some is running. Calls to `upstream` cancel it."""
-        if self.schedule.find(request.session, request.kept_nodes) is None:
-            lease = self.schedule.name_lease(request)
-            self._spawn(request, lease, upstream, self._run(request, lease, work))
-
-    def stop_at(self, upstream: str) -> None:
-        """Cancel the jobs at a server that serves one request at a time, since a client's call has arrived for it."""
-        for job in self.schedule.list_at(upstream):
-            job.task.cancel()
+        self.schedule.start(request, work, partial(self._note_fault, request), upstream)
 
     async def wait(self, request: ManagedRequest) -> None:
         """Wait for the running job on a request's branch, for a bounded time."""
@@ -128,8 +115,8 @@ class SummaryWorker:
 
     def is_busy(self, request: ManagedRequest) -> bool:
         """Return whether a model is being asked for a summary of a request's branch."""
-        is_running = self.schedule.find(request.session.id, request.kept_nodes) is not None
-        return is_running and self.summarizer.health.budget.is_spending(request.session.id)
+        job = self.schedule.find(request.session.id, request.kept_nodes)
+        return job is not None and bool(job.claims)
 
     async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
         """Summarise all that may be replaced, for a manual compaction. It continues even if the caller is cancelled.
@@ -154,14 +141,13 @@ class SummaryWorker:
 
     async def _run_by_hand(self, request: SentRequest, work: Callable[[JobResult], Awaitable[None]]) -> JobResult:
         result, session, budget = JobResult(), request.session, self.summarizer.health.budget
-        if self.schedule.find(session, request.kept_nodes) is not None:
+        before = budget.get_balance(session).summaries
+        job = self.schedule.start(request, partial(work, result), partial(self._note_fault, request, result=result))
+        if job is not None:
+            await asyncio.wait((job.task,))
+        if job is None or job.is_refused:
             raise Conflict(_BUSY)
-        before, lease = budget.get_summary_cost(session), self.schedule.name_lease(request)
-        job = self._spawn(request, lease, "", self._run(request, lease, partial(work, result), result))
-        await asyncio.wait((job.task,))
-        if result.is_refused:
-            raise Conflict(_BUSY)
-        result.cost = budget.get_summary_cost(session) - before
+        result.cost = budget.get_balance(session).summaries - before
         return result
 
     async def index_conversation(self, request: SentRequest) -> ConversationIndex:
@@ -229,9 +215,9 @@ class SummaryWorker:
         request = job.request
         running = self.schedule.find(request.session, request.kept_nodes)
         span = job.span.start, request.nodes[job.span.stop - 1]
-        if running is None or not self.schedule.claim(request.session, running, span):
+        if running is None or not self.schedule.claim(running, span):
             return None
-        keeps_lease = partial(self.leases.renew, running.lease, self.owner, self._lease_seconds)
+        keeps_lease = partial(self.jobs.keeps_lease, running)
         credential = self.credentials.find(request.session, request.state.request.chain.tip)
         making = self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
         return await self.progress.watch(job, making)
@@ -250,15 +236,6 @@ class SummaryWorker:
         if not (summary.parents or summary.block):
             await attempt(self.remember(job, summary), partial(_log_forgotten, summary))
         return True
-
-    @property
-    def _lease_seconds(self) -> float:
-        return _LEASE_CALLS * self.policy.time_limit_seconds
-
-    def _spawn(self, request: SentRequest, lease: str, upstream: str, work: Coroutine[Any, Any, None]) -> RunningJob:
-        job = RunningJob(request.kept_nodes, lease, upstream, self.tasks.spawn(work))
-        self.schedule.add(request, job)
-        return job
 
     def _is_worth_it(self, request: SentRequest) -> bool:
         """Return whether there may be something to do, without reading the messages.
@@ -283,31 +260,13 @@ class SummaryWorker:
         state = request.state
         self.schedule.postpone(request, state.history.tokens + int(growth * state.budget.usable))
 
-    async def _run_leased(self, lease: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do work under a lease. Return False if another process holds it."""
-        if not await self.leases.acquire(lease, self.owner, self._lease_seconds):
-            return False
-        try:
-            await work()
-        finally:
-            await self.leases.release(lease, self.owner)
-        return True
-
-    async def _run(
-        self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]], result: JobResult | None = None
-    ) -> None:
-        """Work on a branch, in the background or for the result of a manual compaction. A failure is logged."""
-
-        def note(problem: Exception) -> None:
-            _log.error(_FAILED, exc_info=problem, extra={"session": request.session})
-            if result is None:
-                self._postpone(request)
-            else:
-                result.add_problem(f"{type(problem).__name__}: {problem}")
-
-        is_run = await attempt(self._run_leased(lease, work), note)
-        if result is not None:
-            result.is_refused = is_run is False
+    def _note_fault(self, request: SentRequest, problem: Exception, *, result: JobResult | None = None) -> None:
+        """Log why work on a branch has failed, and say so in the result of a manual compaction."""
+        _log.error(_FAILED, exc_info=problem, extra={"session": request.session})
+        if result is None:
+            self._postpone(request)
+        else:
+            result.add_problem(f"{type(problem).__name__}: {problem}")
 
     async def _work(self, request: SentRequest) -> None:
         """Make the next summary of a branch. If there is nothing new, improve an earlier one.

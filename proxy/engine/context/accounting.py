@@ -317,7 +317,7 @@ def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:
 def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     """Return how many tokens at the beginning of what is sent were sent before."""
     if outgoing.is_opened:
-        return 0 if _adds_tool(state, outgoing) else state.history.head.tokens
+        return 0 if _adds_tool(state, outgoing) else state.history.head.tokens + min(0, state.tool_tokens)
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 

@@ -15,7 +15,6 @@ from proxy.context.conversation import CountedMessage, PlanInputs, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import forget_tool, make_reference
 from proxy.context.verbatim import estimate_reasoning, find_tail
-from proxy.engine.context.tool_offers import TOOL_TOKENS
 from proxy.engine.conversations.measured import MeasuredHistory
 from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
@@ -48,7 +47,7 @@ _NOTHING = ContextPlan(0, (), (), 0)
 _LASTING, _LASTING_BARE = 256, 20
 
 # The inputs in which plans for requests of other sizes differ.
-_SIZES = ("budget", "goal", "depth", "must_fit", "growth", "recalled")
+_SIZES = ("budget", "goal", "depth", "must_fit", "growth", "recalled", "tool_tokens")
 
 _MESSAGE_WEIGHT = 600
 _EDIT_WEIGHT = 200
@@ -275,7 +274,7 @@ class EpochPlanner:
             raws,
             list(request.nodes),
             tokens,
-            history.head.tokens + (TOOL_TOKENS if inputs.has_tool else 0) - lifted,
+            history.head.tokens + inputs.tool_tokens - lifted,
             request.session.id,
             self._secret,
             self._providers.get(request.session.upstream, UNKNOWN_PROVIDER),

@@ -29,7 +29,7 @@ from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.history_counter import HistoryCounter
 from proxy.engine.context.request_state import NO_MEMORY, EpochMemory, OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid, Rewriter
-from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
+from proxy.engine.context.tool_offers import NO_RECALLED
 from proxy.engine.runtime import EngineBus
 from proxy.model import Value
 from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, ReducedForm, Rung
@@ -100,6 +100,7 @@ class FallbackChain:
         self._contexts = states.caches.contexts
         self._histories = states.caches.histories
         self.planner = planner
+        self._offers = states.offers
         self._rewriter = Rewriter(states.models.providers, states.offers)
         self._bus = bus
         self._clock = states.clock
@@ -218,7 +219,8 @@ class FallbackChain:
             strip = FORMATS[request.wire].strip_reasoning
             draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
         originals, tool = (parent.originals, parent.tool) if parent is not None else ((), b"")
-        state = replace(state, tool=b"" if wanted.why == "untooled" else tool)
+        kept = b"" if wanted.why == "untooled" else tool
+        state = replace(state, tool=kept, tool_tokens=self._offers.count(request, kept))
         is_same = parent is None or (draft.rendered == parent.rendered and state.tool == tool)
         if is_same and not removed:
             return None
@@ -227,7 +229,7 @@ class FallbackChain:
             recalled = state.count_recalled(state.depth) - state.count_recalled(draft.plan.through) if tool else 0
             tokens = state.tokens - state.count_removed(removed) - recalled
         elif wanted.why == "untooled":
-            tokens = state.tokens - count_tool(tool) - state.count_recalled(state.depth)
+            tokens = state.tokens - self._offers.count(request, tool) - state.count_recalled(state.depth)
         epoch = self._make_epoch(state, draft, originals, wanted.why, wanted.name, tokens=tokens)
         if wanted.why == "uncompacted":
             _log.warning("%s", _UNCOMPACTED, extra={"session": epoch.session})
@@ -250,7 +252,8 @@ class FallbackChain:
             found = state.context.find(state.view, state.request)
             if found is not None and found is not state.epoch:
                 frozen = await self._histories.count_messages(state.request, found.rendered)
-                state = state.with_epoch(found, frozen + count_tool(found.tool))
+                tool_tokens = self._offers.count(state.request, found.tool)
+                state = state.with_epoch(found, frozen + tool_tokens, tool_tokens)
                 if state.tokens < state.budget.high:
                     return self.keep(state, wanted.failures)
             # A request above the ceiling is cut even if its plan is late or fails.
@@ -363,7 +366,7 @@ class FallbackChain:
 
     async def measure(self, state: RequestState, draft: RenderedPlan) -> tuple[int, int]:
         """Count the tokens of what is sent for a plan, and of all that is sent of a request under it."""
-        frozen = await self._histories.count_messages(state.request, draft.rendered) + count_tool(state.tool)
+        frozen = await self._histories.count_messages(state.request, draft.rendered) + state.tool_tokens
         return frozen, _count_under(state, draft, frozen)
 
     def render(
@@ -448,7 +451,7 @@ async def _find_drafted(histories: HistoryCounter, state: RequestState, inputs: 
     tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
     tokens += state.count_recalled(draft.plan.through) if state.tool else 0
     excess = tokens - state.history.head.tokens - drafted.tokens
-    tokens += count_tool(state.tool)
+    tokens += state.tool_tokens
     return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
 
 

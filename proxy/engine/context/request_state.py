@@ -23,7 +23,7 @@ from proxy.engine.context.history_counter import (
 )
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS, ToolOffers, count_tool
+from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS, ToolOffers
 from proxy.engine.conversations.measured import MeasuredHistory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
@@ -62,6 +62,7 @@ class RequestState(Value):
     is_refused: bool = False  # the upstream refused the epoch within the last day
     is_overflowed: bool = False  # the last response of the view shows that its request was too long
     tool: bytes = b""  # the raw tool to recall with that a new epoch offers; empty if none
+    tool_tokens: int = 0  # by which it makes the preamble longer, or shorter
     is_alternating: bool = False  # the upstream was found to refuse two messages of a role in a row
     recalled: Mapping[int, Recalled] = NO_RECALLED  # what a model recalled, by the last message of its answer
     is_due: bool | None = None  # as in `RequestFacts`
@@ -112,6 +113,12 @@ class RequestState(Value):
         """Whether the tool to recall with is sent under the epoch that applies."""
         return self.epoch is not None and bool(self.epoch.tool)
 
+    @property
+    def stable(self) -> int:
+        """Tokens at the beginning of what is sent that an epoch which opens leaves as they are."""
+        is_same = self.tool == (self.epoch.tool if self.epoch is not None else b"")
+        return self.history.head.tokens + min(0, self.tool_tokens) if is_same else 0
+
     def list_bound(self) -> list[int]:
         """Return the messages whose reasoning is sent now, and would be removed behind another beginning."""
         if not (self.history.signed and self.context.reasoning.binds_in(self.request)):
@@ -135,7 +142,7 @@ class RequestState(Value):
             self.tariff,
             self.protected,
             self.kept,
-            stable=self.history.head.tokens if bool(self.tool) is self.has_tool else 0,
+            stable=self.stable,
             idle=self.account.compute_idle(self.now),
             is_side=request.is_side,
             lost=self._price_lost(bound),
@@ -159,7 +166,7 @@ class RequestState(Value):
         If it `is_anew`, it carries on nothing of the active epoch.
         """
         context, request, frozen = self.context, self.request, self.epoch
-        if is_anew or (frozen is not None and frozen.tool != self.tool):
+        if is_anew or (frozen is not None and bool(frozen.tool) is not bool(self.tool)):
             frozen = None  # its ledger says otherwise how originals can be read
         return PlanInputs(
             self.budget,
@@ -171,6 +178,7 @@ class RequestState(Value):
             is_bound=context.reasoning.binds_in(request),
             excluded=request.clearing.excluded if request.clearing is not None else (),
             has_tool=bool(self.tool),
+            tool_tokens=self.tool_tokens,
             is_alternating=self.is_alternating,
             recalled={place: each.tokens for place, each in self.recalled.items()} if self.tool else {},
             memory=self.memory,
@@ -185,7 +193,7 @@ class RequestState(Value):
         drafted = self.find_drafted()
         if drafted is None:
             return self.facts
-        planned = self.history.head.tokens + count_tool(self.tool) + drafted.tokens
+        planned = self.history.head.tokens + self.tool_tokens + drafted.tokens
         planned = planned if drafted.through else max(planned, self.tokens)
         return replace(self.facts, planned=planned)
 
@@ -207,8 +215,8 @@ class RequestState(Value):
             return self.epoch_account
         return self.context.get_account(self.view, epoch.id if epoch is not None else "", self.budget)
 
-    def with_epoch(self, epoch: Epoch, epoch_tokens: int) -> "RequestState":
-        """Return the state of the same request under another epoch, for which so many tokens are sent."""
+    def with_epoch(self, epoch: Epoch, epoch_tokens: int, tool_tokens: int) -> "RequestState":
+        """Return the state of the same request under another epoch, for which, its tool included, so many are sent."""
         changed = self.context.reasoning.find_changed(self.request, epoch)
         account = self.find_account(epoch)
         return replace(
@@ -218,6 +226,7 @@ class RequestState(Value):
             epoch_tokens=epoch_tokens,
             changed=changed,
             tool=epoch.tool,
+            tool_tokens=tool_tokens,
         )
 
     def to_model_tokens(self, tokens: int) -> int:
@@ -408,10 +417,11 @@ class StateReader:
         is_kept: bool = True,
     ) -> RequestState:
         is_refused = context.recalled.is_refused(request.view, self.clock.now_ms())
-        tool = self.offers.choose(request, epoch, is_refused=is_refused)
-        preamble, applied = history.head.tokens + count_tool(tool), epoch.id if epoch is not None else ""
-        account = context.get_account(request.view, applied, budget.lift(preamble), is_kept=is_kept)
         recalled = context.recalled.find(request)
+        tool = self.offers.choose(request, epoch, history.structures, recalled, is_refused=is_refused)
+        tool_tokens = self.offers.count(request, tool)
+        preamble, applied = history.head.tokens + tool_tokens, epoch.id if epoch is not None else ""
+        account = context.get_account(request.view, applied, budget.lift(preamble), is_kept=is_kept)
         depth = epoch.depth if epoch is not None else 0
         sent = recalled if epoch is not None and epoch.tool else NO_RECALLED
         kept = find_kept(history, account.before, epoch_tokens, depth, sent)
@@ -441,6 +451,7 @@ class StateReader:
             and self.clock.now_ms() - epoch.opened_ms < REFUSED_MS,
             is_overflowed=self.is_overflowed(request),
             tool=tool,
+            tool_tokens=tool_tokens,
             is_alternating=self._is_alternating(request, context),
             recalled=recalled,
             is_due=self.is_due(request, epoch, budget, history, epoch_tokens),
@@ -456,7 +467,8 @@ class StateReader:
         """Count the tokens of what is sent for an epoch, and keep the count if told to."""
         tokens = _find_size(request, context, epoch)
         if tokens is None:
-            tokens = await self.caches.histories.count_messages(request, epoch.rendered) + count_tool(epoch.tool)
+            tokens = await self.caches.histories.count_messages(request, epoch.rendered)
+            tokens += self.offers.count(request, epoch.tool)
             if is_kept:
                 context.sizes[epoch.id] = tokens
         return tokens

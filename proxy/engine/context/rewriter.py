@@ -17,7 +17,6 @@ from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHE_MEMBER, DEFAULT_LIFETIME
 from proxy.wire.rendering import NO_CHANGES, RenderedRequest, add_markers, apply, drop_markers, find_hop, place_marker
-from proxy.wire.rounds import append_tool
 from proxy.wire.validity import (
     MOST_MARKERS,
     NOWHERE,
@@ -137,7 +136,7 @@ class Rewriter:
             has_room = len(rules.markers) + len(kept) + bool(lost) < MOST_MARKERS
             if has_room and (provider.takes_markers or kept or CACHE_MEMBER in request.split.members):
                 sent = self._mark(request, history, epoch, sent, is_ours=provider.takes_markers)
-        members = {**sent.members, "tools": append_tool(request.split.member("tools"), tool)} if tool else sent.members
+        members = {**sent.members, "tools": self._offers.write(request, tool)} if tool else sent.members
         shape = drop_markers if has_no_markers else bytes
         spans = [(range(each.start, each.stop), tuple(map(shape, each.messages))) for each in restored]
         return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed, members=members, spans=spans)

@@ -11,6 +11,8 @@ from proxy.engine.request import ManagedRequest
 from proxy.model import Value
 from proxy.model.epoch import Epoch, HiddenRound, Recalled
 from proxy.model.log import weigh_record
+from proxy.model.messages import MessageStructure
+from proxy.wire.rounds import append_tool
 
 # What the tool counts as, whose description and schema together have at most so many tokens in any encoding.
 TOOL_TOKENS = 250
@@ -70,7 +72,15 @@ class ToolOffers:
         self._unreadable.add(upstream)
         return not is_known
 
-    def choose(self, request: ManagedRequest, epoch: Epoch | None, *, is_refused: bool = False) -> bytes:
+    def choose(
+        self,
+        request: ManagedRequest,
+        epoch: Epoch | None,
+        structures: Sequence[MessageStructure] = (),
+        recalled: Mapping[int, Recalled] = NO_RECALLED,
+        *,
+        is_refused: bool = False,
+    ) -> bytes:
         """Return the tool that an epoch offers if it opens for a request under `epoch`; empty if none.
 
         What an epoch offers is offered by those that follow. One that offers none may be followed by one that does: its
@@ -88,6 +98,22 @@ class ToolOffers:
     def find(self, request: ManagedRequest, epoch: Epoch) -> bytes:
         """Return the tool that a request has under an epoch; empty if it has none."""
         return epoch.tool if epoch.tool and not self._find_obstacle(request, True) else b""
+
+    def write(self, request: ManagedRequest, tool: bytes) -> bytes:
+        """Return the raw tools of a request with ours."""
+        return append_tool(request.split.member("tools"), tool)
+
+    def count(self, request: ManagedRequest, tool: bytes) -> int:
+        """Return the tokens by which the tools of a request grow with ours; 0 for none."""
+        return TOOL_TOKENS if tool else 0
+
+    def find_echo(self, request: ManagedRequest, epoch: Epoch) -> bytes:
+        """Return the raw tools that the client gets where a response has those that were sent; empty: without ours."""
+        return b""
+
+    def answer(self, request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
+        """Return the result of a call of our tool about tools, given its raw arguments; empty if it is no such call."""
+        return ""
 
     def list_restored(
         self, request: ManagedRequest, recalled: Mapping[int, Recalled], depth: int
@@ -155,8 +181,3 @@ def _restore_nothing(wire: str, rounds: Sequence[HiddenRound], following: Sequen
 
 
 NO_OFFERS = ToolOffers(is_on=False, spell=lambda _: b"", find_obstacle=lambda *_: "", restore=_restore_nothing)
-
-
-def count_tool(tool: bytes) -> int:
-    """Return the tokens of the tool, or 0 for none."""
-    return TOOL_TOKENS if tool else 0

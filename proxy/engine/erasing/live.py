@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.engine.background.jobs import SUMMARY
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.memory.memory import SessionMemory
@@ -29,12 +30,17 @@ class LiveSessions:
     sandbox: OtherProcess
 
     async def settle(self, session: str) -> str:
-        """Read the answers of a session that wait to be read. Return what goes on in it, or an empty text."""
-        if self.exchanges.is_open(session):
+        """Read the answers of a session that wait to be read, and end what is done behind its calls.
+
+        Return what goes on in it that keeps it from being erased, or an empty text.
+        """
+        if self.exchanges.calls.is_open(session):
             return "a call is under way"
-        if self.summaries.schedule.has_job(session):
+        if self.summaries.jobs.list_jobs(session, SUMMARY):
             return "a summary of it is being made"
-        reader = self.exchanges.relay.reader
+        self.summaries.credentials.forget(session)
+        await self.summaries.jobs.end(session)
+        reader = self.exchanges.calls.relay.reader
         for exchange in reader.lineage.list_open(session):
             await reader.read_now(exchange)
         return "an answer to it is being read" if reader.lineage.list_open(session) else ""

@@ -6,8 +6,7 @@ place. The log has what the client sent, and the whole request. Paths in memory 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -224,12 +223,13 @@ class HeldHistories:
         self._sessions = LruCache[str, _HeldSession](cache_bytes, weigh=lambda _, held: held.path.weight)
         self._turns: dict[str, _Turn] = {}
 
-    @asynccontextmanager
-    async def hold(self, incoming: ClientRequest, form: Format, options: RequestOptions) -> AsyncIterator[HeldExchange]:
-        """Hold a session for one call, and give the call its history. Its answer becomes part of that.
+    async def hold(self, incoming: ClientRequest, form: Format, options: RequestOptions) -> HeldExchange:
+        """Hold a session for one call, and give the call its history, until it is released.
 
-        Raises ProxyError if it has none, or if a call of the session is under way.
+        Raises ProxyError if it has none, if a call of the session is under way, or if the log takes nothing new.
         """
+        if problem := self._log.health.problem:
+            raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
         split = split_body(incoming.body, form.items_key)
         if split is None:
             raise BadRequest("x-palimpsest-history is for requests whose body can be read: a JSON object")
@@ -244,18 +244,25 @@ class HeldHistories:
         turn = await self._take_turn(name.key.id)
         try:
             held = turn.held = await self._begin(incoming, form, name, options=options, brought=brought)
-            try:
-                yield held
-            finally:
-                await self._end(held)
-        finally:
-            del self._turns[name.key.id]
-            turn.done.set()
+        except BaseException:
+            self._end_turn(name.key.id)
+            raise
+        return held
 
     def note_sent(self, held: HeldExchange, exchange: str) -> None:
         """Note the exchange that a call has become."""
         held.exchange = exchange
         self._nudger.note_sent(held.session, exchange, held.nudge)
+
+    async def release(self, held: HeldExchange) -> None:
+        """Take over the answer of a call, and let the next call of its session begin."""
+        try:
+            await self._end(held)
+        finally:
+            self._end_turn(held.session)
+
+    def _end_turn(self, session: str) -> None:
+        self._turns.pop(session).done.set()
 
     def forget(self, session: str) -> None:
         """Ask the log for the path of a session when it is needed next."""

@@ -1,20 +1,36 @@
-"""Making memory of whole turns: reports and facts, by a model where one may be asked, else without."""
+"""Making memory of whole turns: reports and facts, by a model where one may be asked, else without.
 
+Memory that somebody asked for is made behind the next response of its session, once. Sessions of the strategy
+`snapshot` begin anew from it with the request after that. An order stays in the log until it was carried out, so that
+it outlives a restart.
+"""
+
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
+from proxy.context.epoch_decision import LATE, SIDE
 from proxy.context.memory.traces import Turn, list_covered, list_turns, read_turn_number
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.path import load_path
-from proxy.model.errors import BadRequest, Conflict
+from proxy.engine.runtime import EngineBus
+from proxy.model.epoch import read_view
+from proxy.model.errors import BadRequest, Conflict, NotFound
+from proxy.model.events import ExchangeRecorded, Planned
+from proxy.model.exchange import CONVERSATION, SUCCESS
 from proxy.model.memory import MemoryBundle
 
-_NO_MODEL = ManualOptions(level=3)
+NO_MODEL = ManualOptions(level=3)
+"""Memory is put together without a model."""
+_UNASKED = (SIDE, LATE)  # calls that could open no epoch, whatever was asked for
 _NOTHING = "there is no whole turn that memory has not been made of, but for the current one"
+
+_log = logging.getLogger("palimpsest.memory")
 
 
 class MemoryResult(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +70,7 @@ class MemoryCompaction:
         Raises NotFound, and Conflict where there is nothing.
         """
         row = (await load_path(self.memory.archive, session, branch)).row
-        wanted = _NO_MODEL if row.mode != "manage" else options or ManualOptions()
+        wanted = NO_MODEL if row.mode != "manage" else options or ManualOptions()
         return await self.manual.load_request(row), wanted
 
     async def compact_request(
@@ -70,7 +86,7 @@ class MemoryCompaction:
         chosen = _choose_turns(turns, turn_ids, await self.memory.list_spans(session, nodes))
         before = await self.memory.list_items(session, nodes)
         most, count = self.manual.worker.count_most(request), request.state.history.count
-        spans = list(_join_turns(chosen, most, count))
+        spans = list(join_turns([(turn.start, turn.stop) for turn in chosen], most, count))
         result: JobResult = await self.manual.worker.summarize_turns(request, spans, options)
         if await self.memory.is_requested(session):
             await self.memory.order(session, "clear")
@@ -89,6 +105,45 @@ class MemoryCompaction:
         )
 
 
+class MemoryRequests:
+    """Carries out orders for memory: from now on, and those of before once they are loaded."""
+
+    def __init__(self, compaction: MemoryCompaction, bus: EngineBus) -> None:
+        self._compaction = compaction
+        self._memory = compaction.memory
+        self._jobs = compaction.manual.worker.jobs
+        bus.subscribe(ExchangeRecorded, self.note_exchange)
+        bus.subscribe(Planned, self.note_plan)
+
+    def note_exchange(self, event: ExchangeRecorded) -> None:
+        """Make memory behind a response, if it was asked for. Subscribed to the bus."""
+        memory, session = self._memory, event.session
+        if session not in memory.asked or event.kind not in CONVERSATION:
+            return
+        if event.is_final and event.status in SUCCESS and event.completeness == "complete":
+            memory.asked.discard(session)
+            self._memory.due.add(session)
+            self._jobs.start(session, "memory", partial(self._make, session), note=partial(_log_failure, session))
+
+    def note_plan(self, event: Planned) -> None:
+        """Have a session of the strategy `snapshot` begin anew once only. Subscribed to the bus."""
+        plan = event.plan
+        if event.session in self._memory.due and read_view(plan.view)[1] == "snapshot" and plan.reason not in _UNASKED:
+            self._memory.due.discard(event.session)
+
+    async def _make(self, session: str) -> None:
+        memory = self._memory
+        try:
+            request, options = await self._compaction.load(session)
+            if request.state.request.strategy != "snapshot":  # no other one begins anew from memory
+                self._memory.due.discard(session)
+            await self._compaction.compact_request(request, options=options)
+        except (Conflict, NotFound) as error:
+            _log.info("no memory was made, though it was asked for: %s", error, extra={"session": session})
+        if await memory.is_requested(session):
+            await memory.order(session, "clear")
+
+
 def _choose_turns(turns: Sequence[Turn], ids: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[Turn]:
     """Return the turns with these ids or, without any, all but the last of which there is no memory."""
     if ids:
@@ -103,15 +158,23 @@ def _choose_turns(turns: Sequence[Turn], ids: Sequence[str], spans: Sequence[tup
     return chosen
 
 
-def _join_turns(turns: Sequence[Turn], most: int, count: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
+def join_turns(
+    turns: Sequence[tuple[int, int]], most: int, count: Callable[[int, int], int]
+) -> Iterator[tuple[int, int]]:
     """Yield from which place up to which turns are reported on together: adjacent ones of at most `most` tokens."""
     start = stop = -1
-    for turn in turns:
-        if turn.start == stop and count(start, turn.stop) <= most:
-            stop = turn.stop
+    for begin, end in turns:
+        if begin == stop and count(start, end) <= most:
+            stop = end
             continue
         if stop >= 0:
             yield start, stop
-        start, stop = turn.start, turn.stop
+        start, stop = begin, end
     if stop >= 0:
         yield start, stop
+
+
+def _log_failure(session: str, error: Exception) -> None:
+    _log.error(
+        "memory could not be made, though it was asked for; ask again", exc_info=error, extra={"session": session}
+    )

@@ -12,13 +12,13 @@ from functools import partial
 
 import msgspec
 
-from proxy.context.memory.facts import format_episode, is_on_path, list_items
+from proxy.context.memory.facts import list_items, list_spans
 from proxy.context.memory.traces import list_covered
+from proxy.engine.background.jobs import BackgroundJobs
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.path import MemoryReader, load_path
 from proxy.engine.recorded.documents import write_json
 from proxy.engine.recorded.lookup import find_session
-from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.errors import NotFound
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import CONVERSATION
@@ -41,13 +41,7 @@ async def load_files(log: MemoryReader, prefix: str, branch: str = "") -> tuple[
     path = await load_path(log, session, branch)
     stored = await log.load_memory(session)
     items = list_items(stored, path.nodes)
-    shown = {item.id for item in items.episodic}
-    spans = [
-        (entry.start, entry.stop)
-        for _, entry in stored.entries
-        if is_on_path(entry, path.nodes) and format_episode(entry.number) in shown
-    ]
-    covered = list_covered(path.turns, spans)
+    covered = list_covered(path.turns, list_spans(stored, path.nodes))
     archived = {turn.id for turn in path.turns if turn.number in covered}
     traces = path.list_traces()
     found: tuple[Sequence[msgspec.Struct], ...] = (
@@ -64,13 +58,12 @@ async def load_files(log: MemoryReader, prefix: str, branch: str = "") -> tuple[
 class MemoryMirror:
     """Writes the memory of sessions as files after their calls, and when it has changed.
 
-    `call_later` runs a function after so many seconds. A failure is logged once, until writing succeeds again.
+    A failure is logged once, until writing succeeds again.
     """
 
     log: MemoryReader
     write: Write
-    tasks: TaskRunner
-    call_later: Callable[[float, Callable[[], object]], object]
+    jobs: BackgroundJobs
     now: Callable[[], float]
     _waiting: set[str] = field(default_factory=set, init=False)
     _running: set[str] = field(default_factory=set, init=False)
@@ -86,21 +79,23 @@ class MemoryMirror:
         if session not in self._waiting:
             self._waiting.add(session)
             if session not in self._running:
-                self.call_later(seconds, partial(self._start, session))
+                self.jobs.later(seconds, partial(self._start, session))
 
     def _start(self, session: str) -> None:
         self._waiting.discard(session)
         self._running.add(session)
-        self.tasks.spawn(self._run(session))
+        self.jobs.start(session, "mirror", partial(self._run, session), note=self._note_fault)
 
     async def _run(self, session: str) -> None:
         began = self.now()
-        await attempt(self._write(session), self._note_fault)
-        took = self.now() - began
-        self._running.discard(session)
-        if session in self._waiting:
-            self._waiting.discard(session)
-            self.note_change(session, max(_WAIT_SECONDS, took / _SHARE))
+        try:
+            await self._write(session)
+        finally:
+            took = self.now() - began
+            self._running.discard(session)
+            if session in self._waiting:
+                self._waiting.discard(session)
+                self.note_change(session, max(_WAIT_SECONDS, took / _SHARE))
 
     async def _write(self, session: str) -> None:
         try:
@@ -118,9 +113,8 @@ class MemoryMirror:
             )
 
 
-def mirror_memory(memory: SessionMemory, write: Write, bus: EngineBus) -> None:
+def mirror_memory(memory: SessionMemory, write: Write, jobs: BackgroundJobs) -> None:
     """Keep the memory of sessions current in files."""
-    loop = asyncio.get_running_loop()
-    mirror = MemoryMirror(log=memory.archive, write=write, tasks=bus.tasks, call_later=loop.call_later, now=loop.time)
+    mirror = MemoryMirror(log=memory.archive, write=write, jobs=jobs, now=asyncio.get_running_loop().time)
     memory.listeners.append(mirror.note_change)
-    bus.subscribe(ExchangeRecorded, mirror.note_exchange)
+    jobs.bus.subscribe(ExchangeRecorded, mirror.note_exchange)

@@ -15,8 +15,8 @@ from proxy.context.memory.facts import (
     find_request,
     format_episode,
     format_fact,
-    is_on_path,
     list_items,
+    list_spans,
 )
 from proxy.context.memory.learning import learn_facts
 from proxy.context.memory.traces import list_turns
@@ -83,10 +83,7 @@ class SessionMemory:
 
     async def list_spans(self, session: str, nodes: Sequence[bytes]) -> list[tuple[int, int]]:
         """Return from which place up to which the reports of a path that count cover it."""
-        stored = await self.load(session)
-        shown = {item.id for item in list_items(stored, nodes).episodic}
-        entries = [entry for _, entry in stored.entries if is_on_path(entry, nodes)]
-        return [(entry.start, entry.stop) for entry in entries if format_episode(entry.number) in shown]
+        return list_spans(await self.load(session), nodes)
 
     def is_due(self, session: str) -> bool:
         """Return whether the next request of a session is to begin anew from memory, as somebody asked."""

@@ -20,11 +20,11 @@ from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, m
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.history_counter import decode_messages
 from proxy.engine.context.request_state import RequestState
+from proxy.engine.memory.compaction import NO_MODEL, join_turns
 from proxy.engine.memory.memory import SessionMemory
 from proxy.model.errors import StoreUnavailable
 from proxy.model.memory import StoredMemory
 
-_NO_MODEL = ManualOptions(level=3)
 # Characters of a token in what memory shows, on the safe side, and the tokens of a report that is still to be made.
 _CHARACTERS_OF_A_TOKEN, _REPORT_TOKENS = 3, 512
 
@@ -41,7 +41,7 @@ class SnapshotMemory:
 
     def start(self, request: SentRequest, may_ask: bool) -> None:
         """Start to make memory of the turns that the request after this one may not show, behind its answer."""
-        options = None if may_ask else _NO_MODEL
+        options = None if may_ask else NO_MODEL
         upstream = request.state.request.session.upstream if may_ask else ""
         self.worker.start_work(request, partial(self._report, request, options), upstream)
 
@@ -118,14 +118,9 @@ class SnapshotMemory:
         stored = await self.memory.load(request.session)
         covered = {place for start, end in _list_spans(stored, request.nodes) for place in range(start, end)}
         most, count = self.worker.count_most(request), request.state.history.count
-        ends = [*starts[1:], len(request.nodes)]
-        found: list[tuple[int, int]] = []
-        for start, end in zip(starts, ends, strict=True):
-            if end > stop or covered.issuperset(range(start, end)):
-                continue
-            is_next = bool(found) and found[-1][1] == start and count(found[-1][0], end) <= most
-            found[-1:] = [(found[-1][0], end)] if is_next else [*found[-1:], (start, end)]
-        return found
+        turns = zip(starts, [*starts[1:], len(request.nodes)], strict=True)
+        missing = [each for each in turns if each[1] <= stop and not covered.issuperset(range(*each))]
+        return list(join_turns(missing, most, count))
 
 
 def count_covered(stored: StoredMemory, nodes: Sequence[bytes]) -> int:

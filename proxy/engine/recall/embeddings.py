@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from proxy.engine.compaction.credentials import CallCredential, CallLater
+from proxy.engine.background.jobs import BackgroundJobs, Job
+from proxy.engine.compaction.credentials import CallCredential, CredentialCache
 from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.ports import Embed, PassageStore, Upstream
 from proxy.engine.request_resolver import Route
-from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import CONVERSATION, SUCCESS, SessionKey, Usage
@@ -33,6 +33,7 @@ QUERY_SECONDS = 0.5
 """How long a search waits for the vector of its query. One that comes later is there when the same is asked again."""
 FIRST_SECONDS, LOCAL_SECONDS, NEXT_SECONDS, RETRY_SECONDS = 2.0, 5.0, 1.0, 60.0
 """Pauses: after a call, after one to a local server, between batches, and after a batch that could not be had."""
+_NAME = "vectors"
 _MOST_SESSIONS = 4096
 _MOST_QUERIES = 256
 _LONGEST_QUERY = 2_000
@@ -54,31 +55,25 @@ class Embedder:
     policy: CompactionPolicy  # whose `may_receive` holds here, too
     caller: ModelCaller
     store: PassageStore
-    trigger: CompactionTrigger
+    jobs: BackgroundJobs
+    credentials: CredentialCache
     routes: Sequence[Route]
-    tasks: TaskRunner
-    call_later: CallLater
 
     def __post_init__(self) -> None:
         self._waiting = LruCache[str, bool](_MOST_SESSIONS)  # sessions; True if passages are asked for one at a time
         self._unserved: set[str] = set()
         self._queries = LruCache[tuple[str, str], asyncio.Future[bytes | None]](_MOST_QUERIES)
-        self._running: tuple[str, asyncio.Task[None]] | None = None
+        self._running: Job | None = None
         self._is_due = False
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Record that a client's call has ended. Subscribed to the bus, behind the trigger, which keeps credentials."""
         if event.kind not in CONVERSATION or not event.is_final or event.status not in SUCCESS:
             return
-        if self.trigger.credentials.find_newest(event.session) is None:
+        if self.credentials.find_newest(event.session) is None:
             return
         self._waiting.put(event.session, self._waiting.peek(event.session) or False)
-        self._wake(LOCAL_SECONDS if self.trigger.is_local(event.upstream, self.model) else FIRST_SECONDS)
-
-    def stop_at(self, upstream: str) -> None:
-        """End the batch that is under way at a local server, which has a client's call now."""
-        if self._running is not None and self._running[0] == upstream:
-            self._running[1].cancel()
+        self._wake(LOCAL_SECONDS if self.jobs.is_local(event.upstream, self.model) else FIRST_SECONDS)
 
     async def embed_query(self, query: SearchQuery) -> QueryVector | None:
         """Return the vector of a query, or None if there is none in time. Never raises."""
@@ -94,7 +89,7 @@ class Embedder:
                 return None
             made = asyncio.get_running_loop().create_future()
             self._queries.put(name, made)
-            self.tasks.spawn(self._ask_for_query(name, request, made))
+            self.jobs.start(request.session.id, _NAME, partial(self._ask_for_query, name, request, made))
         await asyncio.wait((made,), timeout=QUERY_SECONDS)
         code = made.result() if made.done() else None
         return None if code is None else QueryVector(self.model, code)
@@ -119,15 +114,14 @@ class Embedder:
 
         A search over all tenants has none while there are several: none of them pays for it.
         """
-        credentials = self.trigger.credentials
-        known = credentials.list_sessions()
+        known = self.credentials.list_sessions()
         if query.sessions is not None:
             known = [key for key in known if key.id in query.sessions]
         if query.tenant is not None:
             known = [key for key in known if key.tenant.hex() == query.tenant]
         elif len({key.tenant for key in known}) > 1:
             return None
-        return next((found for key in known if (found := credentials.find_newest(key.id)) is not None), None)
+        return next((found for key in known if (found := self.credentials.find_newest(key.id)) is not None), None)
 
     def _find_upstream(self, credential: CallCredential) -> Upstream:
         return find_own_upstream(self.policy, self.model, credential.upstream, "", self.routes)
@@ -141,7 +135,7 @@ class Embedder:
     def _wake(self, seconds: float) -> None:
         if not self._is_due and self._running is None and len(self._waiting):
             self._is_due = True
-            self.call_later(seconds, self._start)
+            self.jobs.later(seconds, self._start)
 
     def _put(self, session: str, *, is_single: bool = False) -> None:
         if session not in self._waiting:
@@ -152,18 +146,19 @@ class Embedder:
         """Begin the next batch, of the session that has waited longest."""
         self._is_due = False
         session = next(iter(self._waiting))
-        found = self.trigger.credentials.find_newest(session)
+        found = self.credentials.find_newest(session)
         upstream = self._find_upstream(found[1]).name if found is not None else ""
         if found is None or upstream in self._unserved:  # the credential has expired, or is of no use
             self._waiting.pop(session)
             self._wake(NEXT_SECONDS)
-        elif self.trigger.has_call(upstream, self.model):
+        elif self.jobs.has_call(upstream, self.model):
             self._wake(LOCAL_SECONDS)
         else:
             is_single = bool(self._waiting.pop(session))
-            task = self.tasks.spawn(self._run(*found, is_single=is_single))
-            self._running = upstream, task
-            task.add_done_callback(self._end)
+            work = partial(self._run, *found, is_single=is_single)
+            self._running = self.jobs.start(session, _NAME, work, upstream=upstream)
+            if self._running is not None:
+                self._running.task.add_done_callback(self._end)
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._running = None
@@ -180,7 +175,7 @@ class Embedder:
             result = "later"
         finally:
             if result == "later":
-                self.call_later(RETRY_SECONDS, partial(self._put, session))
+                self.jobs.later(RETRY_SECONDS, partial(self._put, session))
             elif result != "done":
                 self._put(session, is_single=result == "single")
 
@@ -244,12 +239,10 @@ def build_embedding(model: str, trigger: CompactionTrigger, store: PassageStore)
         policy=trigger.policy,
         caller=summarizer.caller,
         store=store,
-        trigger=trigger,
+        jobs=trigger.jobs,
+        credentials=trigger.credentials,
         routes=summarizer.routes,
-        tasks=summarizer.caller.tasks,
-        call_later=trigger.call_later,
     )
-    trigger.stoppers.append(embedder.stop_at)
     summarizer.caller.bus.subscribe(ExchangeRecorded, embedder.note_exchange)
     return embedder.embed_query
 

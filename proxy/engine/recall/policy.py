@@ -25,6 +25,9 @@ class RecallPolicy:
     scope: RecallScope = "branch"
     """What a request may recall. branch: its own history and that of the agent that delegated it; session: also other
     branches of its session; tenant: also other sessions of the same tenant."""
+    shorten_tools_after: Annotated[int, Rule(ge=0, le=10_000)] = 0
+    """Steps of an agent after which an epoch shortens the schemas of tools that were not called in them to what a call
+    requires. context_recall shows a model the whole of one (tool_details). 0: all tools stay whole."""
     embedding_model: str = ""
     """Model whose embeddings let search also find what says the same in other words. Messages are sent to it in the
     background, at the upstream's /v1/embeddings, within the limits and permissions under compaction. Empty: none."""

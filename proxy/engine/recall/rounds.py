@@ -69,7 +69,7 @@ Run = Callable[[ManagedRequest, Epoch, str, int], Awaitable[str]]
 
 The last argument is the number of characters for which there is room: a search answers in at most so many.
 """
-Prepare = Callable[[ManagedRequest], None]
+LookAhead = Callable[[ManagedRequest], None]
 """Begins to prepare the result of a call whose arguments have not come yet."""
 
 
@@ -85,10 +85,10 @@ class RecallRounds:
         bus: EngineBus,
         max_hops: int,
         record_cap: int,
-        prepare: Prepare = lambda _: None,
+        look_ahead: LookAhead = lambda _: None,
     ) -> None:
         self.run = run
-        self.prepare = prepare
+        self.look_ahead = look_ahead
         self.states = states
         self.lineage = lineage
         self.bus = bus
@@ -170,9 +170,9 @@ class AnswerRounds:
             context = self._parts.states.caches.contexts.get(self._request.session.id)
             binds = context is None or context.reasoning.binds_in(self._request)
             is_stored = self._request.split.member("store") != b"false"
-            self._stitcher = make_stitcher(
-                self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds, is_stored=is_stored
-            )
+            options = {"binds_reasoning": binds, "is_stored": is_stored}
+            echo = self._parts.states.offers.find_echo(self._request, self._epoch)
+            self._stitcher = make_stitcher(self._form, RECALL_TOOL, is_stream=is_stream, echo=echo, **options)
             self._head, self._is_stream = drop_encoding(headers), is_stream
         return is_stream is self._is_stream
 
@@ -237,7 +237,7 @@ class AnswerRounds:
         self._withheld.append(self._stitcher.feed(piece))
         if not self._is_prepared and self._stitcher.has_call:
             self._is_prepared = True
-            self._parts.prepare(self._request)
+            self._parts.look_ahead(self._request)
         if self._stitcher.is_withholding:
             self._watch()
 
@@ -460,24 +460,25 @@ def build_rounds(
     """Return what begins the rounds of answers whose calls `recall` executes."""
 
     async def run(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
-        return await recall.run(make_scope(request, policy.scope, epoch, room), arguments)
+        told = states.offers.answer(request, epoch, arguments)
+        return told or await recall.run(make_scope(request, policy.scope, epoch, room), arguments)
 
-    def prepare(request: ManagedRequest) -> None:
+    def look_ahead(request: ManagedRequest) -> None:
         recall.prepare(make_scope(request, policy.scope))
 
     limits = {"max_hops": policy.max_hops, "record_cap": record_cap}
-    return RecallRounds(run, states, lineage, bus=bus, prepare=prepare, **limits)
+    return RecallRounds(run, states, lineage, bus=bus, look_ahead=look_ahead, **limits)
 
 
-def build_offers(*, is_on: bool) -> ToolOffers:
-    """Return what decides about the tool in requests of all formats."""
+def build_offers(*, is_on: bool, make: Callable[..., ToolOffers] = ToolOffers) -> ToolOffers:
+    """Return what decides about the tool in requests of all formats; `make` gets what that needs."""
     tool = OwnTool(RECALL_TOOL, DESCRIPTION, PARAMETERS)
 
     def find_obstacle(request: ManagedRequest, is_offered: bool) -> str:
         return find_wire_obstacle(FORMATS[request.wire], request.split, RECALL_TOOL, is_offered=is_offered)
 
     spelled = {name: spell_tool(form, tool) for name, form in FORMATS.items()}
-    return ToolOffers(is_on=is_on, spell=spelled.__getitem__, find_obstacle=find_obstacle, restore=restore_recalled)
+    return make(is_on=is_on, spell=spelled.__getitem__, find_obstacle=find_obstacle, restore=restore_recalled)
 
 
 def restore_recalled(wire: str, rounds: Sequence[HiddenRound], following: Sequence[bytes]) -> tuple[bytes, ...]:

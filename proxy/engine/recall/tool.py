@@ -53,7 +53,7 @@ class Misused(msgspec.Struct, frozen=True, gc=False):
 
 def parse_call(arguments: str) -> RecallCall | Misused:
     """Read the arguments of a call as the model wrote them. Never raises."""
-    value = _decode(arguments)
+    value = decode_arguments(arguments)
     if value is None:
         return Misused(
             "The arguments are no JSON object. Call it with an action and what it needs, for example action search with"
@@ -108,7 +108,7 @@ def _choose(action: object, query: str, reference: str, page: int) -> RecallCall
     return Misused(f"{chosen} needs a ref, as the ledger and the results of search name them.")
 
 
-def _decode(arguments: str) -> dict[str, Any] | None:
+def decode_arguments(arguments: str) -> dict[str, Any] | None:
     """Return the object in the arguments, which may be encoded several times; nothing at all is an empty object."""
     value: object = arguments
     for _ in range(_MOST_NESTED):

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from proxy.engine.compaction.scheduling import JobSchedule
+from proxy.engine.background.jobs import SUMMARY, BackgroundJobs
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
@@ -18,6 +18,7 @@ from proxy.engine.models import Models
 from proxy.engine.recall.scope import is_conversation
 from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import SystemIds
+from proxy.engine.stages.loops import LoopWatch
 from proxy.engine.turns.answers import (
     OnPart,
     PartReader,
@@ -86,13 +87,15 @@ class Conversations:
     exchanges: ExchangeService
     archive: TurnLog
     models: Models
-    schedule: JobSchedule
+    jobs: BackgroundJobs
+    loops: LoopWatch | None
     cap: int
 
     def __post_init__(self) -> None:
-        exchanges, relay = self.exchanges, self.exchanges.relay
-        self.tasks, self.bus, self.reader, self.prices = exchanges.tasks, relay.bus, relay.reader, self.models.prices
-        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.schedule.has_job)
+        exchanges, relay = self.exchanges, self.exchanges.calls.relay
+        self.tasks, self.bus, self.reader = exchanges.calls.tasks, relay.bus, relay.reader
+        self.prices = self.models.prices
+        self.recorder = TurnRecorder(exchanges, self.archive, self.models, SystemIds(), self.jobs)
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
@@ -207,7 +210,7 @@ class ProgramSession:
     @property
     def is_compacting(self) -> bool:
         """Whether a summary of the session is being made."""
-        return self._home.schedule.has_job(self.key.id)
+        return bool(self._home.jobs.list_jobs(self.key.id, SUMMARY))
 
     def restore(self, history: KnownHistory | None) -> None:
         """Take up a history as the log has it."""
@@ -216,8 +219,8 @@ class ProgramSession:
 
     async def wait_for_compaction(self) -> None:
         """Wait until no summary of the session is being made."""
-        while tasks := self._home.schedule.list_tasks(self.key.id):
-            await asyncio.wait(tasks)
+        while jobs := self._home.jobs.list_jobs(self.key.id, SUMMARY):
+            await asyncio.wait([job.task for job in jobs])
 
     async def send(
         self,
@@ -449,7 +452,7 @@ class ProgramSession:
         return response
 
     def _make_result(self, response: LocalClient, answer: ReadAnswer) -> TurnResult:
-        usage = answer.usage
+        usage, loops = answer.usage, self._home.loops
         cost = None if usage is None else self._home.prices.price(self.key.upstream, self.model, usage).money
         return TurnResult(
             message_id=self._home.replies.get(response.exchange) or response.exchange,
@@ -457,7 +460,7 @@ class ProgramSession:
             finish_reason=answer.finish,
             tokens=count_usage(usage),
             cost=cost,
-            doom_loop_detected=bool(answer.calls) and self._home.exchanges.is_looping(self.key.id),
+            doom_loop_detected=bool(answer.calls) and loops is not None and loops.is_looping(self.key.id),
         )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from textwrap import wrap
 from typing import Protocol
@@ -26,7 +27,6 @@ from proxy.engine.compaction.model_call import ModelCall, ModelResponse
 from proxy.engine.compaction.scheduling import find_own_upstream
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
-from proxy.engine.policy import UNKNOWN_PROVIDER
 from proxy.engine.ports import Upstream
 from proxy.engine.turns.conversation import Conversations
 from proxy.engine.turns.recording import TurnRecorder
@@ -35,15 +35,14 @@ from proxy.model.errors import TooLarge, WorkerLost
 from proxy.model.exchange import SessionKey, Usage
 from proxy.model.parts import FileRefPart
 from proxy.model.results import FileHandleResult
-from proxy.wire import FORMATS, OWN_FORMAT, find_wire
-from proxy.wire.format import Format
-from proxy.wire.summary_request import OutputLimit, find_form, make_target, write_compact
+from proxy.wire import FORMATS, OWN_FORMAT
+from proxy.wire.summary_request import OutputLimit, make_target, write_compact
 
 _TARGET = "/-/api/refs/{}"
 # The tokens of a file that a model is shown for a sentence about it: its beginning and its end.
 _SHOWN_TOKENS = 6_000
 _MOST_SENTENCES, _MOST_AT_ONCE = 256, 4
-_OUTPUT = "the output of a tool"
+_NAME, _OUTPUT = "sentences", "the output of a tool"
 _FAILURES_APART = (WorkerLost, RuntimeError, ValueError, TypeError)
 
 _log = logging.getLogger("palimpsest.files")
@@ -71,18 +70,18 @@ class FileProse:
     trigger: CompactionTrigger
 
     def __post_init__(self) -> None:
-        self._known = self.summarizer.caller.caches.sentences
-        self._running: set[str] = set()  # sessions whose outputs are being described
+        self._known, self._jobs = self.summarizer.caller.caches.sentences, self.trigger.jobs
 
     def describe_outputs(self, request: SentRequest) -> None:
         """Start to have sentences written about the newest large outputs of a request."""
         session, history = request.session, request.state.history
         places = [place for place, each in enumerate(history.structures) if each.role == "tool"]
         large = [place for place in places if history.count(place, place + 1) > self.inline_tokens]
-        if large and session not in self._running:
-            self._running.add(session)
-            task = self.summarizer.caller.tasks.spawn(self._describe_outputs(request, large[-_MOST_AT_ONCE:]))
-            task.add_done_callback(lambda task: self._running.discard(session))
+        if large and not self._jobs.list_jobs(session, _NAME):
+            home = request.state.request
+            target = self._find_upstream(home.upstream, home.model).name
+            work = partial(self._describe_outputs, request, large[-_MOST_AT_ONCE:])
+            self._jobs.start(session, _NAME, work, upstream=target)
 
     async def _describe_outputs(self, request: SentRequest, places: Sequence[int]) -> None:
         managed = request.state.request
@@ -114,38 +113,31 @@ class FileProse:
         self, session: SessionKey, model: str, path: str, seen: Outline, text: str, *, is_manual: bool
     ) -> tuple[str, str]:
         """Return the sentence, or what is in the way of it."""
-        home = next(
-            (route.upstream for route in self.summarizer.routes if route.upstream.name == session.upstream), None
-        )
+        home = self.summarizer.find_route(session.upstream)
         if home is None:
             return "", "the upstream of the session is no longer in the settings"
         newest = self.trigger.credentials.find_newest(session.id)
-        credential = newest[1] if newest else CallCredential(home, make_target(OWN_FORMAT), ())
-        target = find_own_upstream(
-            self.summarizer.policy, self.model, credential.upstream, model, self.summarizer.routes
-        )
-        if newest is None and not self.summarizer.providers.get(target.name, UNKNOWN_PROVIDER).has_own_key:
+        credential = newest[1] if newest else CallCredential(home.upstream, make_target(OWN_FORMAT), ())
+        target = self._find_upstream(credential.upstream, model)
+        if newest is None and target.name not in self.summarizer.health.owned:
             return "", "no call of this session was accepted lately, so that there is no credential"
-        if self.trigger.has_call(target.name, self.model):
+        if self._jobs.has_call(target.name, self.model):
             return "", "the local server has a client's call"
-        form = self._find_form(session, target, credential)
+        form = self.summarizer.caller.find_form(session, credential, target)
         count = self.summarizer.count
         orders, shown = render_file_request(path, seen, cut_to_ends(text, _SHOWN_TOKENS, count))
         limit = OutputLimit(PROSE_TOKENS, self.summarizer.policy.reasoning_tokens)
         expected = Usage(count(orders) + count(shown), PROSE_TOKENS)
         body = write_compact(form, self.model, orders, shown, limit)
         asked = ModelCall(session, credential, target, form, self.model, body, MAX_PROSE_CHARACTERS, expected)
-        response = await self.summarizer.caller.ask(asked, is_manual=is_manual)
+        response = await self.summarizer.caller.ask(asked, is_manual=is_manual, is_text=True)
         if not isinstance(response, ModelResponse):
             return "", response.reason
-        said = " ".join(fit_text(response.text).split())
-        return (said, "") if said and not response.is_tool_call else ("", "it wrote no sentence")
+        return (" ".join(fit_text(response.text).split()), "") if response.is_text else ("", "it wrote no sentence")
 
-    def _find_form(self, session: SessionKey, target: Upstream, credential: CallCredential) -> Format:
-        """Return the format of a call: at the session's own upstream that of its calls."""
-        if target.name != session.upstream:
-            return find_form(self.summarizer.providers.get(target.name, UNKNOWN_PROVIDER).host)
-        return FORMATS[find_wire(credential.target.partition(b"?")[0].decode("latin-1")) or OWN_FORMAT.name]
+    def _find_upstream(self, home: Upstream, model: str) -> Upstream:
+        """Return the upstream at which the model is asked about a conversation with `model` at `home`."""
+        return find_own_upstream(self.summarizer.policy, self.model, home, model, self.summarizer.routes)
 
 
 @dataclass(eq=False)

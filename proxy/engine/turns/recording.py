@@ -8,7 +8,7 @@ A session that was begun by hand is in the log, too, as a call without a convers
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, cast, get_args
 import msgspec
 from msgspec import Meta
 
+from proxy.engine.background.jobs import SUMMARY, BackgroundJobs
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import read_key
 from proxy.engine.models import Models
@@ -162,17 +163,21 @@ def _list_messages(told: str | Message | Sequence[Message] | Sequence[MessagePar
 
 @dataclass(eq=False)
 class TurnRecorder:
-    """Begins sessions, and records turns in them. `has_job` says whether a summary of a session is being made."""
+    """Begins sessions, and records turns in them."""
 
     exchanges: ExchangeService
     archive: TurnLog
     models: Models
     ids: Ids
-    has_job: Callable[[str], bool]
+    jobs: BackgroundJobs
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self.resolver, self.tasks, relay = self.exchanges.resolver, self.exchanges.tasks, self.exchanges.relay
+        self.resolver, self.tasks, relay = (
+            self.exchanges.resolver,
+            self.exchanges.calls.tasks,
+            self.exchanges.calls.relay,
+        )
         self.gate, self.bus, self.clock = relay.durability, relay.bus, relay.clock
 
     async def create(self, wanted: SessionRequest) -> SessionKey:
@@ -246,7 +251,7 @@ class TurnRecorder:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
         elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient()
-        had_job = self.has_job(key.id)
+        had_job = bool(self.jobs.list_jobs(key.id, SUMMARY))
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
         if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first
@@ -258,7 +263,9 @@ class TurnRecorder:
         row = await self.find_row(key.id, client.exchange)
         if row is None:
             raise StoreUnavailable("the log has not taken the turn in time")
-        return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job), row.id)
+        return KeptTurn(
+            await self._describe(row, is_begun=not had_job and bool(self.jobs.list_jobs(key.id, SUMMARY))), row.id
+        )
 
     async def _find_terms(self, key: SessionKey, turn: RecordedTurn, system: str) -> _Terms:
         """Return how a session goes on: as its newest complete call did, or as it was begun."""

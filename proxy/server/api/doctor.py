@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.routing import Route
 
-from proxy.engine.doctor.findings import Diagnosis
+from proxy.read.findings import Diagnosis
 from proxy.server.endpoints import Endpoint
 
 

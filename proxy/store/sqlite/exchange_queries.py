@@ -10,12 +10,21 @@ from dataclasses import replace
 from itertools import groupby
 from typing import cast
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_SHADOWS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import OUTSIDE, Original, Plan, StoredOriginal, name_file
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, HeldRow, SessionKey, Timings, Usage
-from proxy.model.log import AuxiliaryUsage, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow
-from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
+from proxy.model.log import (
+    SHADOW,
+    AuxiliaryUsage,
+    ExchangeRow,
+    RoundRow,
+    Selection,
+    SessionRow,
+    ShadowRow,
+    UnreadRow,
+)
+from proxy.model.manifest import BlobPiece, Manifest, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite import context_queries
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
@@ -50,6 +59,10 @@ _KEY = """
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
 
+_MANIFEST = """
+    SELECT unpack(p.codec, p.bytes), e.tip, e.size, e.whole FROM exchange e LEFT JOIN payload p ON p.id = e.envelope
+    WHERE e.id = ?"""
+
 _FILE = "SELECT s.key FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ? AND e.kind = 'recorded'"
 
 _HELD = """
@@ -78,6 +91,14 @@ def load_request(connection: sqlite3.Connection, exchange: str) -> bytes:
     row = _expect(connection, _REQUEST, (exchange,), f"there is no exchange {exchange}")
     refuse_erased(connection, exchange)
     return _load_body(connection, *row)
+
+
+def load_manifest(connection: sqlite3.Connection, exchange: str) -> Manifest:
+    """Return what `LogReader.load_manifest` does."""
+    envelope, tip, size, whole = _expect(connection, _MANIFEST, (exchange,), f"there is no exchange {exchange}")
+    refuse_erased(connection, exchange)
+    recipe = encode_recipe(join_recipe(_expect_content((envelope,)), tip))
+    return Manifest(recipe, (), (), size, whole)
 
 
 def load_original(connection: sqlite3.Connection, reference: str) -> StoredOriginal:
@@ -255,6 +276,26 @@ _AUXILIARY = """
         LEFT JOIN round r ON r.exchange = e.seq LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
     WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? GROUP BY s.key, called, e.model ORDER BY s.key, called, e.model"""
 
+_WHOLE = """
+    iif({end}.completeness = 'complete' AND {end}.status BETWEEN 200 AND 299 AND {said}.error IS NULL,
+        unpack({kept}.codec, {kept}.bytes), NULL)"""
+# `d`: the newest plan of the client's call that has its size; that of a round after which a model recalls has none
+_SHADOWS = f"""
+    SELECT c.id, s.key, c.n, e.wire, r.upstream, e.model, ifnull(o.status, 0),
+        d.tokens_client, w.output, g.input, g.output, g.cached, g.written, g.reasoning, t.depth - h.depth,
+        ifnull(w.finish, ''), ifnull(g.finish, ''),
+        {_WHOLE.format(end="v", said="w", kept="a")}, {_WHOLE.format(end="o", said="g", kept="b")}
+    FROM exchange e INDEXED BY exchange_auxiliary JOIN session s ON s.id = e.session
+        JOIN exchange c ON c.id = substr(e.id, 1, length(e.id) - {len(SHADOW)})
+        JOIN round r ON r.exchange = e.seq
+        LEFT JOIN outcome o ON o.exchange = e.seq LEFT JOIN reading g ON g.exchange = e.seq
+        LEFT JOIN outcome v ON v.exchange = c.seq AND v.k = (SELECT max(k) FROM round WHERE exchange = c.seq)
+        LEFT JOIN reading w ON w.exchange = v.exchange AND w.k = v.k
+        LEFT JOIN decision d ON d.seq = (SELECT max(seq) FROM decision WHERE exchange = c.seq AND tokens_client > 0)
+        LEFT JOIN epoch h ON h.seq = d.epoch LEFT JOIN step t ON t.session = c.session AND t.n = c.n
+        LEFT JOIN payload a ON a.id = w.answer LEFT JOIN payload b ON b.id = g.answer
+    WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? AND e.id GLOB '*{SHADOW}' ORDER BY e.seq DESC LIMIT ?"""
+
 Query = tuple[str, dict[str, object]]
 
 
@@ -323,6 +364,17 @@ def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Auxilia
         AuxiliaryUsage(session, upstream, model, calls, Usage(*usage))
         for session, upstream, model, calls, *usage in rows
     ]
+
+
+def list_shadows(connection: sqlite3.Connection, since_ms: int, limit: int = MOST_SHADOWS) -> list[ShadowRow]:
+    """Return what `LogReader.list_shadows` does."""
+    rows = []
+    for row in connection.execute(_SHADOWS, (since_ms, limit)):
+        exchange, session, n, wire, upstream, model, status, client, output, *used, age, cut, full, sent, own = row
+        usage, expected, answers = Usage(*used), Usage(client, output), (sent or b"", own or b"")
+        told = (wire, upstream, model, status, usage, expected, age, (cut, full), answers)
+        rows.append(ShadowRow(exchange, session, n, *told))
+    return rows
 
 
 def _choose(selection: Selection) -> tuple[str, dict[str, object]]:

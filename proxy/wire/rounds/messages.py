@@ -52,9 +52,10 @@ class _MessagesRounds(RoundWire):
     result_key = b'"tool_use_id"'
 
     def make_stitcher(
-        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False, echo: bytes = b""
     ) -> RoundStitcher:
-        return _MessagesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
+        options = {"binds_reasoning": binds_reasoning, "is_stored": is_stored}
+        return _MessagesStitcher(self, tool, is_stream=is_stream, echo=echo, **options)
 
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:

@@ -25,15 +25,22 @@ _LEAST_OUTPUT = 16  # OpenAI refuses a lower limit
 
 
 def make_stitcher(
-    form: Format, tool: str, *, is_stream: bool, binds_reasoning: bool = True, is_stored: bool = False
+    form: Format,
+    tool: str,
+    *,
+    is_stream: bool,
+    binds_reasoning: bool = True,
+    is_stored: bool = False,
+    echo: bytes = b"",
 ) -> RoundStitcher:
     """Return what stitches the rounds of one response. `tool` is our tool's name; `is_stream`: events, else one body.
 
     `binds_reasoning`: the provider signs reasoning over all that precedes it, or may do so. `is_stored`: it keeps the
-    response of each round, by which the client may go on.
+    response of each round, by which the client may go on. `echo`: see `RoundStitcher`.
     """
     wire = _WIRES[form.name]
-    return wire.make_stitcher(tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
+    options = {"binds_reasoning": binds_reasoning, "is_stored": is_stored}
+    return wire.make_stitcher(tool, is_stream=is_stream, echo=echo, **options)
 
 
 def read_round(form: Format, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:

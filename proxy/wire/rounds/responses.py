@@ -75,9 +75,10 @@ class _ResponsesRounds(RoundWire):
     result_key = b'"call_id"'
 
     def make_stitcher(
-        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False, echo: bytes = b""
     ) -> RoundStitcher:
-        return _ResponsesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
+        options = {"binds_reasoning": binds_reasoning, "is_stored": is_stored}
+        return _ResponsesStitcher(self, tool, is_stream=is_stream, echo=echo, **options)
 
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:
@@ -381,7 +382,7 @@ class _ResponsesStitcher(RoundStitcher):
         if self._name not in tools:
             return raw
         kept = [each for each in list_elements(tools) if read_name(load_lenient(each)) != self._tool]
-        return set_member(raw, "tools", join_array(kept))
+        return set_member(raw, "tools", self._echo or join_array(kept))
 
     def _edit_response(self, raw: bytes) -> bytes:
         """Return the object that ends the response: with all items, and the first round's id, model and parameters."""

@@ -169,7 +169,8 @@ class RoundStitcher(ABC):
     Feed it a round's body, then call `end_round`; then feed it the next round's body, or call `finish`.
     `binds_reasoning`: the provider signs reasoning over all that precedes it. What a client gets no calls of then goes
     before the reasoning of later rounds, which therefore is withheld from it. `is_stored`: the provider keeps the
-    response of each round, so that the client has to know that of the last one.
+    response of each round, so that the client has to know that of the last one. `echo`: the client's raw tools, which
+    it gets where a response has those that were sent; empty if only ours is to be left out there.
     """
 
     telling: ClassVar[tuple[bytes, ...]]  # in the events that have to be read before a call of ours can be
@@ -177,7 +178,14 @@ class RoundStitcher(ABC):
     awaited: ClassVar[bytes] = b""  # in each event that passes or not by what follows it
 
     def __init__(
-        self, reader: RoundReader, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+        self,
+        reader: RoundReader,
+        tool: str,
+        *,
+        is_stream: bool,
+        binds_reasoning: bool,
+        is_stored: bool = False,
+        echo: bytes = b"",
     ) -> None:
         self._reader = reader
         self._tool = tool
@@ -185,6 +193,7 @@ class RoundStitcher(ABC):
         self._is_stream = is_stream
         self._binds = binds_reasoning
         self._is_stored = is_stored
+        self._echo = echo
         self._round = 0
         self._is_quiet = True  # no round before this one, and no call of ours yet
         self._is_deaf = self._is_over = False

@@ -30,9 +30,9 @@ class RoundWire(RoundReader):
 
     @abstractmethod
     def make_stitcher(
-        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False, echo: bytes = b""
     ) -> RoundStitcher:
-        """Return what stitches the rounds of one response."""
+        """Return what stitches the rounds of one response. `echo`: see `RoundStitcher`."""
 
     @abstractmethod
     def list_names(self, tool: Mapping[str, object]) -> list[str]:

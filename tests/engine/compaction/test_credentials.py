@@ -19,7 +19,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = FixedClock()
-        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.timers: list[tuple[float, Callable[[], object]]] = []
         self.credentials = CredentialCache(self.clock, lambda seconds, work: self.timers.append((seconds, work)))
 
     def note(self, session: str, secret: bytes = b"sk-1") -> CallCredential:

@@ -295,7 +295,7 @@ async def test_a_local_servers_next_call_does_not_stop_what_a_person_waits_for(s
     shop.model.summarise = lambda body: None
     asked = asyncio.create_task(shop.worker.compact(await load_newest(shop), ManualOptions()))
     await in_time(shop.model.was_asked.wait())
-    shop.worker.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await asyncio.sleep(0)
     assert not asked.done()
     shop.tasks.cancel()
@@ -324,7 +324,7 @@ class LostLeases(MemoryLeases):
 
 async def test_where_another_process_has_taken_over_no_summary_is_made_and_that_is_told(shop: Workshop) -> None:
     await carry(shop)
-    shop.worker.leases = LostLeases(shop.clock)
+    shop.jobs.leases = LostLeases(shop.clock)
     found = await compact(shop)
     assert (found.summaries, shop.model.asked) == ((), [])
     assert "another process has taken over" in found.reason

@@ -181,10 +181,10 @@ async def test_a_refusal_is_told() -> None:
     assert (outcome.text, outcome.refusal) == ("", "No.")
 
 
-async def test_a_refused_call_says_when_to_ask_again() -> None:
+async def test_a_refused_call_says_why() -> None:
     limits = (*JSON, (b"retry-after", b"7"))
     setup = Setup(ScriptedUpstream(answer=answer({"error": {"message": "slow down"}}, 429, limits)))
-    assert await ask(setup) == FailedCall("status 429: slow down", 429, 7.0, "x1")
+    assert await ask(setup) == FailedCall("status 429: slow down", 429, "x1")
 
 
 async def test_a_question_that_is_too_long_is_known() -> None:

@@ -34,28 +34,40 @@ def test_behind_a_pause_one_call_probes_and_before_it_trips_calls_may_stand_side
 
 
 def test_models_fail_by_themselves_and_one_success_closes() -> None:
-    breakers = CircuitBreakers()
+    clock = FixedClock()
+    breakers = CircuitBreakers(clock)
     for _ in range(2):
-        breakers.record_start("main", "m", 0.0)
-        breakers.record_failure("main", "m", 0.0)
-    assert not breakers.allows("main", "m", 1.0)
-    assert breakers.allows("main", "n", 1.0)
-    assert breakers.allows("other", "m", 1.0)
-    breakers.record_start("main", "m", 30.0)
-    assert not breakers.allows("main", "m", 31.0)
+        breakers.record_start("main", "m")
+        breakers.record_failure("main", "m")
+    assert not breakers.allows("main", "m")
+    assert breakers.allows("main", "n")
+    assert breakers.allows("other", "m")
+    clock.advance(30)
+    breakers.record_start("main", "m")
+    assert not breakers.allows("main", "m")
     breakers.record_success("main", "m")
-    assert breakers.allows("main", "m", 31.0)
-    breakers.record_failure("main", "m", 32.0)
-    assert breakers.allows("main", "m", 32.0)
+    assert breakers.allows("main", "m")
+    breakers.record_failure("main", "m")
+    assert breakers.allows("main", "m")
+
+
+def test_what_an_upstream_does_not_do_at_all_is_left_alone_for_as_long_as_is_said() -> None:
+    clock = FixedClock()
+    breakers = CircuitBreakers(clock)
+    breakers.refuse("main", "m", 86_400.0)
+    clock.advance(86_399)
+    assert not breakers.allows("main", "m")
+    clock.advance(1)
+    assert breakers.allows("main", "m")
 
 
 def test_only_so_many_are_remembered() -> None:
-    breakers = CircuitBreakers()
+    breakers = CircuitBreakers(FixedClock())
     for number in range(1026):
         for _ in range(2):
-            breakers.record_failure("main", f"m{number}", 0.0)
-    assert breakers.allows("main", "m1", 1.0)
-    assert not breakers.allows("main", "m2", 1.0)
+            breakers.record_failure("main", f"m{number}")
+    assert breakers.allows("main", "m1")
+    assert not breakers.allows("main", "m2")
 
 
 COLD, WARM = Usage(1000, 10, cached=799), Usage(1000, 10, cached=800)
@@ -219,7 +231,7 @@ def test_whose_key_may_be_used(policy: Any, providers: Any, headers: Headers, up
 def test_a_model_that_fails_is_left_alone() -> None:
     setup = make_desk()
     for _ in range(2):
-        setup.health.breakers.record_failure("main", MODEL, setup.engine.clock.monotonic())
+        setup.health.breakers.record_failure("main", MODEL)
     assert object_to(setup) == f"{MODEL} failed lately and is not asked for a while"
     setup.engine.clock.advance(30)
     assert object_to(setup) == ""

@@ -103,7 +103,7 @@ async def test_it_is_asked_for_where_a_summary_would_be_and_recorded_as_one() ->
     (ended,) = [each for each in shop.events if isinstance(each, AuxiliaryEnded)]
     price = shop.summarizer.health.budget.price("main", MODEL, Usage(2000, 500))
     assert (ended.verdict, ended.cost) == ("answered", price.tokens)
-    assert shop.summarizer.health.budget.get_summary_cost(shop.session) == price != Cost()
+    assert shop.summarizer.health.budget.get_balance(shop.session).summaries == price != Cost()
     assert (await shop.log.verify()).faults == ()
 
 
@@ -205,7 +205,7 @@ async def test_after_two_failures_it_is_asked_less_often(play: Any) -> None:
     shop = Compacting(*[play() for _ in range(9)])
     await shop.reach(4)
     assert len(shop.compactions) == 2
-    assert not shop.summarizer.health.breakers.allows(*name_task("main", MODEL), shop.clock.monotonic())
+    assert not shop.summarizer.health.breakers.allows(*name_task("main", MODEL))
 
 
 async def test_it_costs_what_summaries_may_cost() -> None:

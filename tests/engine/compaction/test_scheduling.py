@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.pricing import make_tariff
+from proxy.context.pricing import Cost, make_tariff
 from proxy.context.provider_cache import CacheModel
+from proxy.engine.background.jobs import Job
 from proxy.engine.compaction.job import ManualOptions, SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.scheduling import (
     JobSchedule,
-    RunningJob,
     is_one_branch,
     is_summary_due,
     list_summary_models,
@@ -43,18 +43,15 @@ async def make(shop: Workshop, messages: list[Message]) -> SentRequest:
     return await shop.read_state(messages)
 
 
-def begin(
-    schedule: JobSchedule, request: SentRequest, upstream: str = "main", end: asyncio.Event | None = None
-) -> RunningJob:
+def begin(schedule: JobSchedule, request: SentRequest, upstream: str = "main", end: asyncio.Event | None = None) -> Job:
     """Something that is being made, until its end."""
 
     async def work() -> None:
         if end is not None:
             await end.wait()
 
-    task = asyncio.get_running_loop().create_task(work())
-    running = RunningJob(request.nodes, schedule.name_lease(request), upstream, task)
-    schedule.add(request, running)
+    running = schedule.start(request, work, lambda error: pytest.fail(str(error)), upstream)
+    assert running is not None
     return running
 
 
@@ -66,20 +63,23 @@ def test_a_branch_is_what_goes_on() -> None:
 
 
 async def test_what_is_made_is_found_by_whatever_goes_on_and_forgotten_at_its_end() -> None:
-    shop, schedule = Workshop(), JobSchedule()
+    shop = Workshop()
+    schedule = shop.worker.schedule
     main, fork = await make(shop, HISTORY[:20]), await make(shop, leave(5, 9))
     running = begin(schedule, main)
     later, earlier = await make(shop, HISTORY[:24]), await make(shop, HISTORY[:10])
     assert [schedule.find("s1", each.nodes) for each in (main, later, earlier)] == [running] * 3
     assert schedule.find("s1", fork.nodes) is schedule.find("other", main.nodes) is None
     other = begin(schedule, fork, "local")
-    assert (len(schedule), schedule.list_at("local"), schedule.list_at("main")) == (2, [other], [running])
+    jobs = shop.jobs
+    assert (len(jobs), jobs.list_at("local"), jobs.list_at("main")) == (2, [other], [running])
     await asyncio.wait((running.task, other.task))
-    assert (len(schedule), schedule._running) == (0, {})
+    assert (len(jobs), jobs.list_jobs("s1")) == (0, [])
 
 
 async def test_a_lease_is_named_by_what_no_report_is_of_and_nobody_else_here_shares() -> None:
-    shop, schedule = Workshop(), JobSchedule()
+    shop = Workshop()
+    schedule = shop.worker.schedule
     main, fork = await make(shop, HISTORY[:20]), await make(shop, leave(5, 9))
     assert schedule.name_lease(main) == schedule.name_lease(fork) == f"summaries/s1/{main.nodes[0].hex()}"
     begin(schedule, main)
@@ -87,9 +87,9 @@ async def test_a_lease_is_named_by_what_no_report_is_of_and_nobody_else_here_sha
     assert schedule.name_lease(fork) == f"summaries/s1/{fork.nodes[apart].hex()}"
     summary = await shop.summarizer.write_without_model(await _plan(shop, main, 0, 5))
     fork.state.context.add_summary(summary)
-    assert JobSchedule().name_lease(fork) == f"summaries/s1/{fork.nodes[5].hex()}"
+    assert JobSchedule(Workshop().jobs).name_lease(fork) == f"summaries/s1/{fork.nodes[5].hex()}"
     short = await make(shop, HISTORY[: 1 + summary.stop])
-    assert JobSchedule().name_lease(short) == f"summaries/s1/{short.nodes[-1].hex()}"
+    assert JobSchedule(Workshop().jobs).name_lease(short) == f"summaries/s1/{short.nodes[-1].hex()}"
 
 
 async def _plan(shop: Workshop, request: SentRequest, start: int, stop: int) -> Any:
@@ -98,17 +98,31 @@ async def _plan(shop: Workshop, request: SentRequest, start: int, stop: int) -> 
     return replace(from_start, span=MessageRange(start, stop, 1000))
 
 
+async def test_an_epoch_waits_for_a_summary_and_not_for_vectors_that_are_paid_for_meanwhile() -> None:
+    shop, end = Workshop(), asyncio.Event()
+    main = await make(shop, HISTORY[:20])
+    begin(shop.worker.schedule, main, end=end)
+    shop.summarizer.health.budget.reserve("s1", Cost(10.0))
+    assert not shop.worker.is_busy(main.state.request)
+    assert await shop.worker.summarize(await _plan(shop, main, 0, 5), is_needed=True) is not None
+    assert shop.worker.is_busy(main.state.request)
+    end.set()
+    await shop.settle()
+    assert not shop.worker.is_busy(main.state.request)
+
+
 async def test_a_span_that_two_branches_share_is_reported_by_one() -> None:
-    shop, schedule = Workshop(), JobSchedule()
+    shop = Workshop()
+    schedule = shop.worker.schedule
     one = begin(schedule, await make(shop, HISTORY[:20]))
     end = asyncio.Event()
     other = begin(schedule, await make(shop, leave(5, 9)), end=end)
-    assert schedule.claim("s1", one, (0, b"last"))
-    assert schedule.claim("s1", one, (0, b"last"))
-    assert not schedule.claim("s1", other, (0, b"last"))
-    assert schedule.claim("s1", other, (0, b"another"))
+    assert schedule.claim(one, (0, b"last"))
+    assert schedule.claim(one, (0, b"last"))
+    assert not schedule.claim(other, (0, b"last"))
+    assert schedule.claim(other, (0, b"another"))
     await asyncio.wait((one.task,))
-    assert schedule.claim("s1", other, (0, b"last"))
+    assert schedule.claim(other, (0, b"last"))
     end.set()
     await asyncio.wait((other.task,))
 
@@ -117,8 +131,8 @@ async def test_no_model_is_asked_for_what_another_branch_has_asked_one_for() -> 
     shop, end = Workshop(), asyncio.Event()
     schedule, main, fork = shop.worker.schedule, await make(shop, HISTORY[:20]), await make(shop, leave(5, 9))
     one, other = begin(schedule, main, end=end), begin(schedule, fork, end=end)
-    for each in (one, other):
-        assert await shop.leases.acquire(each.lease, "me", 100)
+    await asyncio.sleep(0)
+    assert sorted(shop.leases.held) == sorted((one.lease, other.lease))
     work = await _plan(shop, fork, 0, 5)
     other_work = replace(work, request=main)
     assert await shop.worker.summarize(work, is_needed=True) is not None
@@ -129,7 +143,8 @@ async def test_no_model_is_asked_for_what_another_branch_has_asked_one_for() -> 
 
 
 async def test_what_was_in_vain_is_so_for_its_branch_alone_until_that_has_grown() -> None:
-    shop, schedule = Workshop(), JobSchedule()
+    shop = Workshop()
+    schedule = shop.worker.schedule
     main, later = await make(shop, HISTORY[:20]), await make(shop, HISTORY[:24])
     fork = await make(shop, leave(5, 9))
     schedule.postpone(main, later.state.history.tokens)
@@ -160,13 +175,13 @@ async def test_a_branch_is_reported_while_another_one_is() -> None:
     await shop.call(leave(3, 11))
     await shop.call(leave(3, SOFT))
     await in_time(shop.model.was_asked.wait())
-    (other,) = [each for each in shop.worker.schedule.list_at("main") if len(each.nodes) > 2 * SOFT + 1]
+    (other,) = [each for each in shop.jobs.list_at("main") if len(each.nodes) > 2 * SOFT + 1]
     assert len(shop.leases.held) == 2
     await in_time(asyncio.wait((other.task,)))
     (summary,) = shop.summaries
     assert summary.last in set((await shop.read_state(leave(3, SOFT))).nodes)
-    assert len(shop.leases.held) == len(shop.worker.schedule) == 1
-    shop.worker.stop_at("main")
+    assert len(shop.leases.held) == len(shop.jobs) == 1
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
@@ -177,9 +192,9 @@ async def test_a_call_above_the_high_mark_waits_for_its_own_branch_only() -> Non
     waiting = asyncio.create_task(shop.call(HISTORY[: 2 + 2 * HARD]))
     done, _ = await asyncio.wait((waiting,), timeout=0)
     assert not done
-    shop.worker.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await in_time(waiting)
-    shop.worker.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
@@ -191,8 +206,8 @@ async def test_a_person_has_a_branch_compacted_while_another_one_is_reported() -
     found = await in_time(make_manual_compaction(shop).compact(shop.session, ManualOptions()))
     assert found.epoch is not None
     assert found.reason == ""
-    assert len(shop.worker.schedule) == 1
-    shop.worker.stop_at("main")
+    assert len(shop.jobs) == 1
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
@@ -204,13 +219,13 @@ async def test_calls_with_an_end_that_the_client_rewrites_are_of_one_branch() ->
     while not asked.done():
         turn += 1
         await shop.call(write_aider(turn, tasks))
-        if running := shop.worker.schedule.list_at("main"):
+        if running := shop.jobs.list_at("main"):
             work = [asked, *(job.task for job in running)]
             await in_time(asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED))
     for later in range(turn + 1, turn + 4):
         await shop.call(write_aider(later, tasks))
-    assert (len(shop.model.asked), len(shop.worker.schedule), len(shop.leases.held)) == (1, 1, 1)
-    shop.worker.stop_at("main")
+    assert (len(shop.model.asked), len(shop.jobs), len(shop.leases.held)) == (1, 1, 1)
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 

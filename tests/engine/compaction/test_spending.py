@@ -187,7 +187,7 @@ async def test_what_a_person_wished_may_take_more_than_the_share_of_its_session_
 def test_what_was_spent_besides_can_be_asked_for_each_session() -> None:
     world = World()
     world.spend(15, session="t")
-    assert (world.budget.get_summary_cost("t").tokens, world.budget.get_summary_cost("s").tokens) == (15, 0)
+    assert (world.budget.get_balance("t").summaries.tokens, world.budget.get_balance("s").summaries.tokens) == (15, 0)
 
 
 async def test_a_day_ends() -> None:

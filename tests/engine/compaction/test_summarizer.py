@@ -312,7 +312,7 @@ async def test_an_instruction_that_leads_to_nothing_is_held_against_its_session_
         assert made.level == 3
     assert "its summaries by this instruction were rejected lately" in made.reason
     asked, breakers = len(draft.asked), draft.shop.summarizer.health.breakers
-    assert breakers.allows("main", "gpt-4o", draft.shop.clock.monotonic())
+    assert breakers.allows("main", "gpt-4o")
     assert (breakers.get("main", "gpt-4o").failures, asked <= 4) == (0, True)
     draft.shop.model.summarise = give_report
     record_usage(draft.shop.summarizer.health.budget, "s2", _PLENTY)

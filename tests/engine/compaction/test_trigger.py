@@ -1,5 +1,6 @@
 """When the worker is started, and when it is not."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -82,16 +83,12 @@ class Recording:
 
     def __init__(self) -> None:
         self.started: list[SentRequest] = []
-        self.stopped: list[str] = []
 
     def start(self, request: SentRequest) -> None:
         self.started.append(request)
 
     async def wait(self, subject: ManagedRequest) -> None:
         """There is nothing to wait for."""
-
-    def stop_at(self, upstream: str) -> None:
-        self.stopped.append(upstream)
 
 
 def record(shop: Workshop) -> Recording:
@@ -186,29 +183,32 @@ async def test_a_local_server_that_is_busy_again_does_not() -> None:
     for later in tuple(shop.later):
         later()
     assert worker.started == []
-    assert worker.stopped == ["main"] * 3
 
 
 @pytest.mark.parametrize("provider", [LOCAL, Provider()])
 async def test_other_work_at_a_local_server_ends_when_that_has_a_call(provider: Provider) -> None:
     shop = Workshop(provider=provider)
-    stopped: list[str] = []
-    shop.trigger.stoppers.append(stopped.append)
     send, seen = shop.model.send, list[bool]()
+    work: Any = asyncio.Event().wait
+    there, elsewhere = [shop.jobs.start("s", "vectors", work, upstream=name) for name in ("main", "other")]
+    assert there is not None
+    assert elsewhere is not None
 
     async def look(*args: Any) -> Any:
-        seen.append(shop.trigger.has_call("main", "m"))
+        seen.append(shop.jobs.has_call("main", "m"))
         return await send(*args)
 
     shop.model.send = look  # type: ignore[assignment, method-assign]
-    assert not shop.trigger.has_call("main", "m")
-    await shop.ask(until(1))
+    assert not shop.jobs.has_call("main", "m")
+    await shop.call(until(1))
     assert seen == [provider is LOCAL]
-    assert stopped == ["main"] * (provider is LOCAL)
-    assert not shop.trigger.has_call("main", "m")
+    assert (there.task.cancelled(), elsewhere.task.done()) == (provider is LOCAL, False)
+    assert not shop.jobs.has_call("main", "m")
     found = shop.trigger.credentials.find_newest(shop.session)
     assert found is not None
     assert found[0].id == shop.session
+    shop.tasks.cancel()
+    await shop.settle()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.9", "localhost", "ollama", "gpu.local"])
@@ -247,7 +247,7 @@ async def test_a_call_at_a_server_of_ones_own_stops_what_is_made_there() -> None
     later()
     await in_time(shop.model.was_asked.wait())
     await shop.call(until(ABOVE + 1))
-    assert shop.worker.schedule.list_at("main") == []
+    assert shop.jobs.list_at("main") == []
     await shop.settle()
     assert shop.summaries == []
 
@@ -281,9 +281,8 @@ async def test_a_local_server_without_a_model_for_it_is_left_alone() -> None:
 
 async def test_other_servers_are_not_cared_for_so() -> None:
     shop = Workshop()
-    worker = record(shop)
     await shop.ask(until(1))
-    assert worker.stopped == []
+    assert not shop.jobs.is_newest("main", "x1")
 
 
 class BrokenLog(KeptLog):

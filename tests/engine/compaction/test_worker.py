@@ -121,17 +121,17 @@ async def reach_without_end(shop: Workshop, steps: int) -> None:
 
 
 async def stop(shop: Workshop) -> None:
-    shop.worker.stop_at("main")
+    shop.jobs.note_arrival("main", "y1")
     await shop.settle()
 
 
 async def test_what_is_stopped_leaves_its_lease_and_its_place() -> None:
     shop = Workshop(lambda body: None)
     await reach_without_end(shop, SOFT)
-    shop.worker.stop_at("other")
-    assert len(shop.worker.schedule) == 1
+    shop.jobs.note_arrival("other", "y1")
+    assert len(shop.jobs) == 1
     await stop(shop)
-    assert (len(shop.worker.schedule), shop.leases.held) == (0, {})
+    assert (len(shop.jobs), shop.leases.held) == (0, {})
     assert shop.summaries == []
     began, ended = list_told(shop)
     assert (type(began), ended.error[:14]) == (CompactionTriggeredEvent, "it was stopped")
@@ -149,7 +149,7 @@ async def test_a_call_on_a_local_server_has_the_way() -> None:
         later()
     await in_time(shop.model.was_asked.wait())
     await shop.ask([{"role": "user", "content": "Hi."}], ((b"x-palimpsest-mode", b"observe"),))
-    assert len(shop.worker.schedule) == 0
+    assert len(shop.jobs) == 0
 
 
 async def test_who_else_has_the_lease_does_it() -> None:
@@ -331,7 +331,7 @@ async def test_it_reaches_whoever_remembers_the_session_by_then() -> None:
     work = await _plan(shop, request)
     assert await shop.worker.keep(work, made)
     assert shop.context.get_summary(made.id) is made
-    assert len(shop.worker.schedule) == 1
+    assert len(shop.jobs) == 1
     await stop(shop)
 
 

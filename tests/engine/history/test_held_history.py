@@ -42,10 +42,7 @@ async def open_client() -> AsyncIterator[Open]:
         await each.close()
 
 
-class Broken:
-    """A log that takes nothing."""
-
-    health = ArchiveHealth("full", 1, 1, 0, 0)
+FULL = ArchiveHealth("full", 1, 1, 0, 0)
 
 
 def expect(client: RecordingClient, kind: type[Exception], *words: str) -> None:
@@ -384,7 +381,7 @@ async def test_reasoning_that_nobody_could_read_is_left_out(open_client: Open) -
 
 async def test_a_log_that_cannot_take_what_is_new_refuses(open_client: Open) -> None:
     held = await open_client()
-    held.engine.relay.archive = Broken()  # type: ignore[assignment]
+    held.engine.archive.health = FULL
     expect(await held.call([user("a")], history="new"), StoreUnavailable, "full")
     assert held.upstream.calls == []
 

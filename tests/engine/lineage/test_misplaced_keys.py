@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from proxy.config import make_settings
-from proxy.engine.doctor.findings import judge_misplaced
 from proxy.engine.lineage.misplaced_keys import MisplacedKey, MisplacedKeys
+from proxy.read.findings import judge_misplaced
 
 OPENAI = {"name": "openai", "base_url": "https://api.openai.com/v1"}
 CLAUDE = {"name": "claude", "base_url": "https://api.anthropic.com/v1", "models": ["claude-*"]}

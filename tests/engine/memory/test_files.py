@@ -46,11 +46,11 @@ class Mirrored:
         self.later: list[tuple[float, Callable[[], object]]] = []
         self.problem: OSError | None = None
         self.times = iter(range(0, 1000, 2))
+        shop.jobs.call_later = lambda seconds, run: self.later.append((seconds, run))
         self.mirror = MemoryMirror(
             log=shop.log,
             write=self.write,
-            tasks=shop.tasks,
-            call_later=lambda seconds, run: self.later.append((seconds, run)),
+            jobs=shop.jobs,
             now=lambda: float(next(self.times)),
         )
 

@@ -5,8 +5,7 @@ from typing import cast
 import pytest
 
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.memory.compaction import MemoryCompaction
-from proxy.engine.memory.requests import MemoryRequests
+from proxy.engine.memory.compaction import MemoryCompaction, MemoryRequests
 from proxy.model.exchange import Headers
 from proxy.model.memory import MemoryOrder, OrderKind
 from proxy.store.sqlite.archive import SqliteArchive

@@ -154,7 +154,7 @@ async def test_without_a_report_in_time_turns_leave_with_a_digest(summarise: Any
     assert shop.model.asked and len(shop.epochs) >= 2
     assert all(DIGEST_TAG in entry.tags for _, entry in (await load(shop)).entries)
     assert "Do task 1." in read_memory(client.list_begun()[0])
-    for job in list(shop.worker.schedule.list_at("main")):
+    for job in list(shop.jobs.list_at("main")):
         job.task.cancel()
     await shop.settle()
     await check_covered(shop)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.context.pricing import Cost
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.model_call import FailedCall, ModelCall
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -86,8 +87,8 @@ async def test_texts_are_sent_and_vectors_come_back() -> None:
     assert b"accept-encoding" not in dict(sent.headers) or dict(sent.headers)[b"accept-encoding"] == b"identity"
     [ended] = world.ended
     assert (ended.verdict, ended.made, ended.cost, ended.session) == ("answered", 2, 7.0, SESSION.id)
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 7.0
-    assert not world.health.budget.is_spending(SESSION.id)
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 7.0
+    assert world.health.budget.get_balance(SESSION.id).reserved == Cost()
 
 
 async def test_the_record_has_the_beginning_and_the_usage_but_not_all_texts_and_vectors() -> None:
@@ -167,7 +168,7 @@ async def test_a_model_that_fails_twice_is_not_asked_for_a_while() -> None:
     assert isinstance(found, FailedCall)
     assert found.reason == "e failed lately and is not asked for a while"
     assert len(world.upstream.calls) == 2
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 0.0
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 0.0
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ async def test_a_model_that_fails_twice_is_not_asked_for_a_while() -> None:
 )
 async def test_an_odd_answer_brings_no_vectors_and_costs_what_was_expected(content: bytes) -> None:
     _, world = await fail(answer(content))
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 10.0
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 10.0
     assert world.ended[0].verdict == "failed"
 
 
@@ -217,13 +218,13 @@ async def test_an_answer_that_is_too_long_is_not_kept(monkeypatch: pytest.Monkey
     monkeypatch.setattr("proxy.engine.compaction.model_call.MOST_BYTES", 100)
     reason, world = await fail(answer(make_response(TEXTS)))
     assert reason == "the response is longer than it may be"
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 10.0  # it came, and is billed
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 10.0  # it came, and is billed
 
 
 async def test_no_answer_fails() -> None:
     reason, world = await fail(ScriptedUpstream(answer=UpstreamUnreachable("main does not answer")))
     assert reason == "main does not answer"
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 0.0
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 0.0
 
 
 async def test_a_call_has_a_time_limit() -> None:
@@ -232,7 +233,7 @@ async def test_a_call_has_a_time_limit() -> None:
     found = await world.call()
     assert isinstance(found, FailedCall)
     assert found.reason == "no complete response came within 0.01 s"
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 10.0
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 10.0
     assert [each.completeness for each in world.records if isinstance(each, Outcome)] == ["aborted"]
 
 
@@ -245,8 +246,8 @@ async def test_a_cancelled_call_is_accounted_for_and_counts_as_no_failure() -> N
     assert task.cancelled()
     assert await world.engine.tasks.finish(LIMIT)
     assert [each.verdict for each in world.ended] == ["aborted"]
-    assert not world.health.budget.is_spending(SESSION.id)
-    assert world.health.breakers.allows("main", "e", world.engine.clock.monotonic())
+    assert world.health.budget.get_balance(SESSION.id).reserved == Cost()
+    assert world.health.breakers.allows("main", "e")
 
 
 async def test_a_cancelled_call_that_was_refused_costs_nothing() -> None:
@@ -258,13 +259,13 @@ async def test_a_cancelled_call_that_was_refused_costs_nothing() -> None:
     await asyncio.wait((task,))
     assert await world.engine.tasks.finish(LIMIT)
     assert [(each.verdict, each.cost) for each in world.ended] == [("aborted", 0.0)]
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 0.0
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 0.0
 
 
 async def test_a_response_that_breaks_off_is_told_from_one_that_is_late() -> None:
     reason, world = await fail(ScriptedUpstream(answer=ScriptedResponse(b'{"data":[', headers=JSON, ending="cut")))
     assert reason == "the response broke off"
-    assert world.health.budget.get_summary_cost(SESSION.id).tokens == 10.0
+    assert world.health.budget.get_balance(SESSION.id).summaries.tokens == 10.0
 
 
 async def test_a_fault_of_ours_leaves_nothing_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +275,7 @@ async def test_a_fault_of_ours_leaves_nothing_reserved(monkeypatch: pytest.Monke
     monkeypatch.setattr("proxy.retrieval.embeddings.pack_signs", lose)
     reason, world = await fail(answer(make_response(TEXTS)))
     assert reason == "the response could not be read: RuntimeError('lost')"
-    assert not world.health.budget.is_spending(SESSION.id)
+    assert world.health.budget.get_balance(SESSION.id).reserved == Cost()
     assert [(each.verdict, each.cost) for each in world.ended] == [("failed", 10.0)]
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
+from proxy.engine.background.jobs import BackgroundJobs
 from proxy.engine.compaction.credentials import CallCredential, CredentialCache
 from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelResponse
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -14,7 +16,8 @@ from proxy.engine.policy import Provider
 from proxy.engine.recall import embeddings
 from proxy.engine.recall.embeddings import RETRY_SECONDS, Embedder, build_embedding
 from proxy.engine.request_resolver import Route
-from proxy.engine.runtime import TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.model.card import Card
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import SessionKey
@@ -23,6 +26,7 @@ from proxy.retrieval.vectors import PassageBatch, PassageText, VectorBatch
 from tests.support.compacting import Workshop
 from tests.support.embedding import encode
 from tests.support.engine import LIMIT, FixedClock, ScriptedUpstream
+from tests.support.leases import MemoryLeases
 from tests.support.managing import make_history
 
 TENANT, OTHER = b"\x01" * 16, b"\x02" * 16
@@ -70,22 +74,6 @@ class Passages:
         return ""
 
 
-class Trigger:
-    """What of the trigger of summaries is used."""
-
-    def __init__(self, clock: FixedClock) -> None:
-        self.credentials = CredentialCache(clock, lambda seconds, work: None)
-        self.stoppers: list[Callable[[str], object]] = []
-        self.local: set[str] = set()
-        self.busy: set[str] = set()
-
-    def is_local(self, upstream: str, model: str) -> bool:
-        return upstream in self.local
-
-    def has_call(self, upstream: str, model: str) -> bool:
-        return self.is_local(upstream, model) and upstream in self.busy
-
-
 class Caller:
     """Makes vectors by the words, unless it is told to fail."""
 
@@ -115,16 +103,38 @@ class Caller:
 class World:
     """An embedder over fakes, whose timers run when they are told to."""
 
-    def __init__(self, policy: CompactionPolicy | None = None, routes: tuple[Route, ...] = ()) -> None:
+    def __init__(
+        self,
+        policy: CompactionPolicy | None = None,
+        routes: tuple[Route, ...] = (),
+        *,
+        cache: Literal["local"] | None = None,
+    ) -> None:
         self.clock, self.tasks = FixedClock(), TaskRunner()
         self.upstream = ScriptedUpstream()
-        self.passages, self.caller, self.trigger = Passages(), Caller(), Trigger(self.clock)
+        self.passages = Passages()
+        self.caller = Caller()
+        caller: Any = self.caller
         self.timers: list[tuple[float, Callable[[], object]]] = []
-        fakes: dict[str, Any] = {"caller": self.caller, "trigger": self.trigger}
+        self.credentials = CredentialCache(self.clock, lambda seconds, work: None)
+        models: Any = SimpleNamespace(providers={"main": Provider(cache=cache)}, card=lambda *names: Card())
+        self.jobs = BackgroundJobs(
+            bus=EngineBus(self.tasks),
+            models=models,
+            call_later=lambda seconds, work: self.timers.append((seconds, work)),
+            leases=MemoryLeases(self.clock),
+            owner="me",
+            lease_seconds=1.0,
+        )
         self.embedder = Embedder(
-            model="e", policy=policy or CompactionPolicy(), store=self.passages, routes=routes, tasks=self.tasks,
-            call_later=lambda seconds, work: self.timers.append((seconds, work)), **fakes,
-        )  # fmt: skip
+            model="e",
+            policy=policy or CompactionPolicy(),
+            caller=caller,
+            store=self.passages,
+            jobs=self.jobs,
+            credentials=self.credentials,
+            routes=routes,
+        )
 
     def note_call(
         self, session: str = "s1", *, status: int = 200, kind: Any = "managed", is_final: bool = True
@@ -132,9 +142,14 @@ class World:
         """Let a client's call end."""
         if status == 200:
             credential = CallCredential(self.upstream, b"/v1/chat/completions", ())
-            self.trigger.credentials.store(session, b"tip", credential, KEYS[session])
+            self.credentials.store(session, b"tip", credential, KEYS[session])
         told = ("x", session, kind, "chat_completions", "main", status, "complete", 1, 1, 0.0, 0.0)
         self.embedder.note_exchange(ExchangeRecorded(*told, is_final=is_final))  # type: ignore[arg-type]
+
+    def note_end(self, exchange: str) -> None:
+        """Let a call at a local server end."""
+        told = (exchange, "s2", "managed", "chat_completions", "main", 200, "complete", 1, 1, 0.0, 0.0)
+        self.jobs.note_exchange(ExchangeRecorded(*told))  # type: ignore[arg-type]
 
     async def step(self) -> float:
         """Run the next timer and what it begins; its seconds."""
@@ -181,7 +196,7 @@ async def test_sessions_take_turns() -> None:
 async def test_a_call_that_tells_of_no_conversation_starts_nothing() -> None:
     world = World()
     key = CallCredential(world.upstream, b"/v1/chat/completions", ())
-    world.trigger.credentials.store("s1", b"tip", key, KEYS["s1"])
+    world.credentials.store("s1", b"tip", key, KEYS["s1"])
     world.note_call(status=401)
     world.note_call(kind="auxiliary")
     world.note_call(is_final=False)
@@ -296,20 +311,19 @@ async def test_a_passage_that_is_refused_is_found_and_left_out() -> None:
 
 
 async def test_a_local_server_is_asked_only_while_it_has_no_call() -> None:
-    world = World()
-    world.trigger.local, world.trigger.busy = {"main"}, {"main"}
+    world = World(cache="local")
+    world.jobs.note_arrival("main", "x9")
     world.passages.texts["s1"] = ["a"]
     world.note_call()
     assert await world.step() == embeddings.LOCAL_SECONDS
     assert world.caller.calls == []
-    world.trigger.busy.clear()
+    world.note_end("x9")
     await world.run()
     assert world.caller.texts == [["a"]]
 
 
 async def test_a_call_to_a_local_server_stops_the_batch_which_is_made_later() -> None:
-    world = World()
-    world.trigger.local = {"main"}
+    world = World(cache="local")
     world.passages.texts["s1"] = ["a"]
     world.caller.open.clear()
     world.note_call()
@@ -317,14 +331,15 @@ async def test_a_call_to_a_local_server_stops_the_batch_which_is_made_later() ->
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert world.caller.texts == [["a"]]
-    world.embedder.stop_at("main")
+    world.jobs.note_arrival("main", "y1")
     await world.settle()
     assert world.passages.kept == {}
-    world.embedder.stop_at("main")
+    world.jobs.note_arrival("main", "y1")
+    world.note_end("y1")
     world.timers.pop(0)[1]()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    world.embedder.stop_at("another")
+    world.jobs.note_arrival("another", "y1")
     world.caller.open.set()
     await world.settle()
     assert world.caller.texts == [["a"], ["a"]]
@@ -430,4 +445,3 @@ async def test_with_a_model_it_follows_the_calls_of_clients() -> None:
         later()
     await shop.settle()
     assert passages.looks == 1
-    assert len(shop.trigger.stoppers) == 1

@@ -90,6 +90,21 @@ def test_items_are_sent_back_as_they_came() -> None:
     assert end.answer == (SPEAKER.spell(WORDS), item, SPEAKER.spell(RECALL))
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_tools_that_were_sent_shortened_are_repeated_as_the_client_has_them(is_stream: bool) -> None:
+    [turn] = number([Text("a")])
+    client = b'[{"type":"function","name":"read","description":"Reads. At length."}]'
+    stitcher = make_stitcher(FORM, TOOL, is_stream=is_stream, echo=client)
+    written = stitcher.feed(SPEAKER.stream(turn) if is_stream else SPEAKER.spell_body(turn))
+    stitcher.end_round()
+    written += stitcher.finish()
+    assert TOOL.encode() not in written
+    bodies = (
+        [each["response"] for each in list_sent(written) if "response" in each] if is_stream else [json.loads(written)]
+    )
+    assert [each["tools"] for each in bodies] == [json.loads(client)] * len(bodies) and bodies
+
+
 def test_the_tools_that_the_provider_repeats_are_the_clients() -> None:
     [turn] = number([Text("a")])
     written, _ = play(FORM, [SPEAKER.stream(turn)])

@@ -94,6 +94,15 @@ function drawFacets() {
       value === "live" && h("span", { class: "dot live" }), value)))));
 }
 
+/* Of calls that were checked with the client's own request: how often that had the same answer. */
+function drawShadow(shadow) {
+  if (shadow == null) return [];
+  const { agreement, same, arguments: others, text, other } = shadow.total;
+  const compared = same + others + text + other;
+  const interval = agreement == null ? "nothing could be compared" : `${percent(agreement.low)} to ${percent(agreement.high)}, of ${count(compared, "checked call")}`;
+  return [["Same answer", agreement == null ? "\u2013" : percent(agreement.share), "", interval]];
+}
+
 function drawStrip(savings) {
   const sum = (read) => sessions.reduce((total, x) => total + (read(x) ?? 0), 0);
   const client = sum((x) => x.client_tokens), sent = sum((x) => x.sent_tokens), calls = sum((x) => x.calls), errors = sum((x) => x.errors);
@@ -107,6 +116,7 @@ function drawStrip(savings) {
     ["Saved", total?.money == null ? (total ? short(total.tokens) : "\u2013") : money(total.money), total?.share == null ? "" : percent(total.share), savings == null ? "" : total == null ? "nothing was managed yet" : total.losing ? `net; ${count(total.losing, "session")} at a loss` : "net, over all sessions", total?.money < 0 ? "neg" : ""],
     ["Read from cache", percent(read, 1), "", "of upstream tokens"],
     ["Errors", int(errors), "", "calls that were refused, failed or broke off"],
+    ...drawShadow(savings?.shadow),
   ]);
 }
 

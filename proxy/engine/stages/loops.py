@@ -19,11 +19,13 @@ from msgspec.structs import replace
 
 from proxy.context.loops.detection import find_repeated_call, write_note
 from proxy.context.verbatim import may_bind_reasoning
+from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.policy import LoopAction
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_stream import PassingClient
 from proxy.engine.runtime import EngineBus
+from proxy.engine.stages.stage import Call, Stage
 from proxy.model import Value
 from proxy.model.events import AnswerRead, DoomLoopDetectedEvent
 from proxy.model.exchange import Headers
@@ -57,16 +59,13 @@ class _SeenNotes(Value):
     notes: Mapping[int, bytes]
 
 
-class LoopWatch:
-    """Watches the responses of conversations for calls that are made `threshold` times in a row.
-
-    `least` is how many messages a request has before it can be one of a loop, or of one after it.
-    """
+class LoopWatch(Stage):
+    """Watches the responses of conversations for calls that are made `threshold` times in a row."""
 
     def __init__(self, bus: EngineBus, threshold: int, action: LoopAction = "notify") -> None:
         self._is_annotating = action == "annotate"
         self._noted = LruCache[tuple[str, str], _SeenNotes](_MOST_SESSIONS)
-        self.least = threshold - 1
+        self._least = threshold - 1  # most calls are too short to be looked at
         self._bus = bus
         self._threshold = threshold
         self._open = LruCache[str, ManagedRequest](_MOST_BYTES, weigh=lambda _, request: len(request.split.content))
@@ -77,9 +76,10 @@ class LoopWatch:
         """Return whether the newest response with calls has gone on with a loop."""
         return self._loops.peek(session) is not None
 
-    def watch(self, request: ManagedRequest, client: Client) -> Client:
+    def open(self, call: Call, request: ManagedRequest, exchange: OpenExchange) -> Client:
         """Watch the response to a request. Return its client, with the header if the conversation was in a loop."""
-        if request.is_side or request.mode == "bypass":
+        client = exchange.client
+        if len(request.split.items) <= self._least or request.is_side or request.mode == "bypass":
             return client
         self._open.put(request.exchange, request)
         loop, nodes = self._loops.get(request.session.id), request.nodes
@@ -87,10 +87,10 @@ class LoopWatch:
             return client
         return LabellingClient(client, LABEL)
 
-    def annotate(self, request: ManagedRequest) -> ManagedRequest:
+    def shape(self, call: Call, request: ManagedRequest) -> ManagedRequest:
         """Return a request with the notes that its model is to read, if models are told."""
         is_managed = request.mode == "manage" and request.lineage is not None and not request.is_side
-        if not (self._is_annotating and is_managed):
+        if not (self._is_annotating and is_managed) or len(request.split.items) <= self._least:
             return request
         notes = self._find_notes(request)
         return replace(request, notes=notes) if notes else request
@@ -103,7 +103,7 @@ class LoopWatch:
         if before is not None and 0 < before.depth <= len(nodes) and nodes[before.depth - 1] == before.tip:
             start, notes = before.depth, dict(before.notes)
         decode = cache(partial(_decode, request))
-        for place in range(max(start, self.least), len(nodes)):
+        for place in range(max(start, self._least), len(nodes)):
             if not request.chain.items[place].results:
                 continue
             note = write_note(map(decode, range(place, -1, -1)), self._threshold)

@@ -4,7 +4,10 @@ import msgspec
 import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
-from proxy.engine.doctor.findings import (
+from proxy.doctor.rehearsal import Rehearsal, judge_passing, judge_rehearsal
+from proxy.model.epoch import Strategy
+from proxy.model.exchange import Mode
+from proxy.read.findings import (
     Finding,
     ServerFacts,
     State,
@@ -25,9 +28,6 @@ from proxy.engine.doctor.findings import (
     judge_window,
     list_clients,
 )
-from proxy.engine.doctor.rehearsal import Rehearsal, judge_passing, judge_rehearsal
-from proxy.model.epoch import Strategy
-from proxy.model.exchange import Mode
 
 DAY_MS = 86_400_000
 PROBE = UpstreamProbe(name="main", address="http://a/v1", status=200, models=3, has_key=True, seconds=0.01, skew=0.2)

@@ -1,15 +1,18 @@
-"""A turn of the scripted model as a provider writes it, in three wire formats, streamed or whole.
+"""A turn of a scripted model as a provider writes it, in all wire formats, streamed or whole.
 
 Rule: pure; ids follow from `n`, the number of the answer, so that they are unique within a journey as real ones are.
 """
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.engine.response_stream import WholeResponse
+from proxy.lab.upstream import Answer, ScriptedCall, ScriptedUpstream, serve_upstream
+from proxy.model.exchange import Headers
 from tests.clients.script import Json, Turn
-from tests.journeys.provider import chat_chunk, sse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,31 @@ class Tokens:
 
 
 _FEW = Tokens()
+STREAM: Headers = ((b"content-type", b"text/event-stream"),)
+
+
+def sse(*chunks: Any, end: str = "data: [DONE]\n\n") -> list[bytes]:
+    """Events without names."""
+    return [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [end.encode()]
+
+
+def chat_chunk(delta: Json, finish: str | None = None, **more: Any) -> Json:
+    """A piece of a streamed chat completion."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return {**head, "choices": [choice], **more}
+
+
+def serve_answers(answer: Answer) -> AbstractContextManager[str]:
+    """Serve an upstream that answers by a rule; its base URL."""
+    return serve_upstream(ScriptedUpstream("main", answer))
+
+
+def reply(call: ScriptedCall, turn: Turn, tokens: Tokens = _FEW, n: int = 1) -> WholeResponse:
+    """The response of a scripted upstream with a turn, a stream if one was asked for."""
+    asked = json.loads(call.body)
+    pieces = WRITERS["/v1" + call.form.path_ending](turn, n, asked, tokens)
+    return WholeResponse(200, STREAM if asked.get("stream") else (), b"".join(pieces))
 
 
 def write_chat(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""Work behind calls, and calls of our own to models."""

@@ -1,1 +1,0 @@
-"""What `palimpsest doctor` finds: findings as values, the judgements that make them, and a rehearsed session."""

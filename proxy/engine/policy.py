@@ -152,8 +152,8 @@ class SessionsSettings:
     infer: bool = True
     """Recognise conversations without an id by their content. Off: each such request is its own."""
     cache_bytes: Size = 64 * 1024 * 1024
-    """Memory for the most recent conversations, three quarters of it for request bodies and what was counted of them; bytes.
-    What waits for the worker process may take half as much beside it."""
+    """Memory for the most recent conversations, three quarters of it for request bodies and what was counted of them;
+    bytes. What waits for the worker process may take half as much beside it."""
 
 
 @dataclass(frozen=True, slots=True)

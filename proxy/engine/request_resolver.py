@@ -286,7 +286,8 @@ class RequestResolver:
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
             is_held=arrival.is_whole,
         )
-        kept_part = await self._find_kept(caller.tenant, split, remembered, until)
+        is_capped = len(split.content) > self._policy.record_cap_bytes
+        kept_part = await self._find_kept(caller.tenant, split, remembered, until) if is_capped else None
         place = await self._place(query) if (session.family or self._policy.infer) and not options.is_alone else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
@@ -310,11 +311,11 @@ class RequestResolver:
             unresolved=found.unresolved,
         )
         if place is not None and split.items:
-            named = session.upstream, model
-            measured = self._histories.find_measured(key, *remembered[:2], chain, named)
+            measured = self._histories.find_measured(key, *remembered[:2], chain, (session.upstream, model))
             remembered = remembered._replace(measured=measured)
-            resolved = _make_managed(resolved, form, query, place, route, split=read, chain=chain, kept_part=kept_part)
-            resolved = replace(resolved, measured=measured)
+            resolved = _make_managed(
+                resolved, form, query, place, route, split=read, chain=chain, kept_part=kept_part, measured=measured
+            )
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
     async def _follow(
@@ -345,16 +346,9 @@ class RequestResolver:
             await self._reader.read_now(exchange)
         return await self._lineage.place(query)
 
-    async def _find_kept(
-        self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float
-    ) -> KeptPart | None:
-        """Compute how much of a body above the cap goes to the log, None for one below it.
-
-        Ask the log what it has if much is not cached.
-        """
+    async def _find_kept(self, tenant: bytes, split: SplitBody, remembered: _Remembered, until: float) -> KeptPart:
+        """Compute how much of a body above the cap goes to the log. Ask the log what it has if much is not cached."""
         cap, known = self._policy.record_cap_bytes, remembered.known
-        if len(split.content) <= cap:
-            return None
         links = list_links(known, remembered.shared)
         kept_part = find_kept(split, cap, links, known)
         if kept_part.stop < len(split.items):
@@ -487,6 +481,7 @@ def _make_managed(
     split: SplitBody,
     chain: Chain,
     kept_part: KeptPart | None,
+    measured: Measures,
 ) -> ManagedRequest:
     clearing = read_clearing(form, split, route, request.mode)
     return ManagedRequest(
@@ -499,6 +494,7 @@ def _make_managed(
         kept_part=kept_part,
         until=query.until,
         is_certain=place.is_certain,
+        measured=measured,
         clearing=clearing,
     )
 

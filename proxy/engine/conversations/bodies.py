@@ -36,7 +36,7 @@ _MEASURED_WEIGHT = 700
 _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
-_WORTH_REMEMBERING = 2 * 1024  # fewer bytes prove any request to be short, so that nothing is measured of it
+_WORTH_REMEMBERING = 1536  # what was measured of fewer bytes is soon measured again
 # The share of the record cap for the head of a message larger than the cap; the rest is for the call's other content.
 _HEAD_SHARE = 0.75
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.conversations.bodies import BodyCache, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.engine.lineage.identity import Tenants
@@ -23,7 +24,6 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, SystemClock, TaskRunner
 from proxy.model.exchange import ClientRequest
 from proxy.wire.chat_completions import ChatCompletions

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.lineage import take_time
-from proxy.engine.response_reader import read_received
+from proxy.engine.call.response_reader import read_received
 from proxy.model.exchange import Headers
 from proxy.wire import FORMATS
 

@@ -29,7 +29,7 @@ LETTERS = 1_000_000
 def make_pieces(encoder_count: Callable[[str], int], tokens: int, start: int) -> list[Piece]:
     """Messages of that many tokens together, no two of them alike."""
     sources = [
-        (ROOT / name).read_text() for name in ("proxy/engine/relay.py", "README.md", "tests/engine/test_relay.py")
+        (ROOT / name).read_text() for name in ("proxy/engine/call/relay.py", "README.md", "tests/engine/test_relay.py")
     ]
     chunks = [source[at : at + 1500] for source in sources for at in range(0, len(source) - 1500, 1500)]
     pieces: list[Piece] = []

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from proxy.config import Settings
 from proxy.engine.call.calls import Calls, TraceHeaders
+from proxy.engine.call.relay import Relay
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.context.controller import ContextController
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.erasing.live import LiveSessions
@@ -28,9 +30,7 @@ from proxy.engine.ports import Clock
 from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.rounds import build_rounds
-from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import (
     EngineBus,
     SystemClock,

@@ -11,6 +11,7 @@ from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
 from proxy.engine.background.jobs import BackgroundJobs
+from proxy.engine.call.relay import Relay
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.model_call import ModelCaller
@@ -30,7 +31,6 @@ from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import Models
 from proxy.engine.ports import Clock
 from proxy.engine.recall.rounds import build_offers
-from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import EngineBus, SystemIds
 from proxy.engine.stages.shadow import ShadowCheck

@@ -56,12 +56,13 @@ FEATURES = (
 # The files that carry any call, whatever is switched on.
 CALL_PATH = (
     "proxy/engine/call/calls.py",
-    "proxy/engine/call/counting.py",
-    "proxy/engine/call/unread.py",
+    "proxy/engine/counting.py",
+    "proxy/engine/call/relay.py",
+    "proxy/engine/call/response_reader.py",
+    "proxy/engine/call/round_recorder.py",
+    "proxy/engine/unread.py",
     "proxy/engine/exchange.py",
-    "proxy/engine/relay.py",
     "proxy/engine/request_resolver.py",
-    "proxy/engine/response_reader.py",
     "proxy/engine/runtime.py",
 )
 FEATURE_WORDS = frozenset(

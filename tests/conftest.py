@@ -92,7 +92,7 @@ def patience() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in _WAITS:
             patch.setattr(name, LIMIT)
-        patch.setattr("proxy.engine.response_reader.GATHER_SECONDS", 0.0)
+        patch.setattr("proxy.engine.call.response_reader.GATHER_SECONDS", 0.0)
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.context.provider_cache import CacheModel
 from proxy.demo.story import list_turns
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.lab.session import Message, ScriptedStep
 from proxy.lab.upstream import ScriptedCall
 from proxy.model.exchange import Usage

@@ -21,8 +21,8 @@ from proxy.assembly import measure
 from proxy.config import Settings, make_settings, read_environment
 from proxy.doctor.rehearsal import Rehearsal, answer, judge_passing, judge_rehearsal, play
 from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models, list_upstreams
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.engine.policy import choose_upstream
-from proxy.engine.response_stream import WholeResponse
 from proxy.lab.upstream import ScriptedCall, open_engine
 from proxy.model.card import LimitKey
 from proxy.model.errors import ProxyError

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from proxy.assembly import Engine
-from proxy.engine.response_stream import LocalClient, WholeResponse
+from proxy.engine.call.response_stream import LocalClient, WholeResponse
 from proxy.lab.session import ScriptedAgent, ScriptedStep
 from proxy.lab.upstream import ScriptedCall, make_call
 from proxy.model.exchange import Headers, Usage

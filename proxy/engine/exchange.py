@@ -7,16 +7,16 @@ from functools import partial
 from msgspec.structs import replace
 
 from proxy.engine.call.calls import Calls, add_labels
-from proxy.engine.call.counting import CountCalls
-from proxy.engine.call.unread import UnreadCalls
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.request_state import OutgoingRequest
+from proxy.engine.counting import CountCalls
 from proxy.engine.lineage.chain import digest_layers
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.stages.stage import Call, Pipeline, Stage
+from proxy.engine.unread import UnreadCalls
 from proxy.model.epoch import Epoch
 from proxy.model.exchange import ClientRequest, Headers, HeldCall, Opening, ProgramCall, Round
 from proxy.model.log import Record

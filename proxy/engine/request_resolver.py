@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict, replace
 
 from proxy.context.budget import has_token_bound
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.conversations.bodies import (
     BodyCache,
     CachedBody,
@@ -39,7 +40,6 @@ from proxy.engine.lineage.session_index import Traits
 from proxy.engine.policy import EnginePolicy, choose_upstream, matches
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import PLAIN_ARRIVAL, UNREADABLE, Arrival, ManagedRequest, ResolvedRequest
-from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
+from proxy.engine.call.response_stream import LocalClient, WholeResponse
 from proxy.engine.ports import Clock, RequestBody, Upstream
-from proxy.engine.response_stream import LocalClient, WholeResponse
 from proxy.engine.turns.calls import make_request
 from proxy.model.exchange import Headers
 from proxy.wire import FORMATS, find_wire

@@ -24,7 +24,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from proxy import __version__
-from proxy.engine.open_exchange import OpenExchange
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.runtime import EngineBus
 from proxy.model.events import AnswerRead, CallUnreadableEvent, EpochOpened, ExchangeRecorded, Planned
 from proxy.model.exchange import Headers, Usage

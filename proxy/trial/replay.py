@@ -11,8 +11,8 @@ from pathlib import Path
 
 from proxy.assembly import Engine
 from proxy.config import Settings
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.engine.recorded.lookup import read_pages
-from proxy.engine.response_stream import WholeResponse
 from proxy.lab.upstream import Answer, ScriptedCall, make_call, open_engine
 from proxy.model.epoch import Epoch, Replaced, Written
 from proxy.read.savings import price_call, read_calls

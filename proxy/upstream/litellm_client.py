@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.engine.ports import RequestBody, UpstreamResponse
-from proxy.engine.response_stream import WholeResponse
 from proxy.model.errors import BadRequest, NotFound, ProxyError, TooLarge, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.client import Spawn

@@ -17,8 +17,8 @@ from proxy.config.settings import Settings
 from proxy.doctor.examination import call_live, find_key, probe_upstream, rehearse
 from proxy.doctor.rehearsal import answer, write_requests
 from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_models
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.engine.lineage.misplaced_keys import MisplacedKey
-from proxy.engine.response_stream import WholeResponse
 from proxy.lab.upstream import ScriptedCall, make_call, open_engine, serve_application
 from proxy.model.exchange import Headers
 from proxy.read.findings import Finding

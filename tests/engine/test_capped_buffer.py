@@ -5,7 +5,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.open_exchange import CappedBuffer
+from proxy.engine.call.open_exchange import CappedBuffer
 
 
 @given(st.lists(st.binary(max_size=8)), st.integers(0, 30))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.context import session_context
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.lineage import tracker
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, SourceNote, Written
 from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable

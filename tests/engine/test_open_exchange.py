@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.engine.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Opening, Round, SessionKey
 from proxy.model.manifest import make_manifest

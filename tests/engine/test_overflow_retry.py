@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.open_exchange import REFUSAL_BYTES
+from proxy.engine.call.open_exchange import REFUSAL_BYTES
 from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import CallUnreadableEvent, ExchangeRecorded

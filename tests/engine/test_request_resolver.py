@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.lineage.identity import ClientId, Tenants, make_session
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers, Opening, RequestOptions
 from proxy.model.manifest import compute_digest, make_manifest

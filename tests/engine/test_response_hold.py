@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from proxy.engine import response_stream
-from proxy.engine.open_exchange import REFUSAL_BYTES
-from proxy.engine.response_stream import is_open_stream, spell_in_stream
+from proxy.engine.call import response_stream
+from proxy.engine.call.open_exchange import REFUSAL_BYTES
+from proxy.engine.call.response_stream import is_open_stream, spell_in_stream
 from proxy.model.exchange import Headers, Outcome, Round
 from proxy.model.log import Record
 from proxy.wire import FORMATS

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from proxy.engine.call.response_reader import ResponseReader, UnreadAnswer, is_event_stream, read_received
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.response_reader import ResponseReader, UnreadAnswer, is_event_stream, read_received
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.events import CallUnreadableEvent, Event
 from proxy.model.exchange import Answer, Headers, Reading

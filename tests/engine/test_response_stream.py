@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from proxy.engine.open_exchange import CappedBuffer, OpenExchange
-from proxy.engine.response_stream import EditingClient, StreamRelay, is_plain_stream, read_final_event
+from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.call.response_stream import EditingClient, StreamRelay, is_plain_stream, read_final_event
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import Headers
 from proxy.wire.chat_completions import ChatCompletions

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxy.engine.call.calls import Calls
+from proxy.engine.call.relay import Relay
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.stages.order import order_stages
 from proxy.model.exchange import ClientRequest, Headers

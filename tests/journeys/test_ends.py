@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from proxy.engine.response_reader import read_received
+from proxy.engine.call.response_reader import read_received
 from proxy.lab.upstream import serve_application
 from proxy.wire import FORMATS
 from tests.journeys.running import run_command, run_proxy

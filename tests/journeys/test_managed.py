@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from proxy.cli.formatting import CAUSES
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.engine.token_counter import TokenCounter
 from proxy.lab.upstream import ScriptedCall
 from proxy.model.messages import LEDGER_HEAD

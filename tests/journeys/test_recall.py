@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.lab.upstream import ScriptedCall
 from proxy.model.messages import RECALL_TOOL
 from tests.clients.script import Call, Turn

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.lab.upstream import ScriptedCall
 from tests.clients.script import Call, Turn
 from tests.journeys.running import TOKEN, Running, run_proxy

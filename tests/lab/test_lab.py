@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.lab.session import ScriptedAgent, ScriptedStep
 from proxy.lab.upstream import ScriptedCall, ScriptedUpstream, serve_upstream
 from proxy.wire import CHAT, FORMATS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.lab.upstream import ScriptedCall
 from proxy.server.api.maps import MapOrder
 from proxy.server.endpoints import read_document

@@ -40,7 +40,7 @@ async def test_what_was_recorded_is_the_context_of_the_next_call(create: Create,
 async def test_the_answer_has_been_read_when_it_is_recorded_so_that_a_close_loses_no_event(
     create: Create, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.engine.response_reader.GATHER_SECONDS", 0.5)  # by itself it is read only later
+    monkeypatch.setattr("proxy.engine.call.response_reader.GATHER_SECONDS", 0.5)  # by itself it is read only later
     read: list[str] = []
     async with await create() as session:
         (shared,) = ENGINES.open.values()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.engine import response_stream
+from proxy.engine.call import response_stream
 from proxy.model.exchange import Outcome
 from tests.support.rescuing import SHORT, TOO_LONG, TOO_LONG_EVENT, ScriptedRescuer
 from tests.support.scripted import (

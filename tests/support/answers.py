@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.lab.upstream import Answer, ScriptedCall, ScriptedUpstream, serve_upstream
 from proxy.model.exchange import Headers
 from tests.clients.script import Json, Turn

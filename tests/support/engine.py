@@ -9,6 +9,8 @@ from itertools import count
 from typing import Any, Literal, NoReturn, TypeVar
 
 from proxy.engine.call.calls import Calls
+from proxy.engine.call.relay import Relay
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
@@ -18,9 +20,7 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
 from proxy.engine.recall.rounds import RecallRounds, Run, build_offers
-from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.stages.order import order_stages
 from proxy.engine.stages.stage import Stage

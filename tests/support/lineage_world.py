@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
+from proxy.engine.call.response_reader import UnreadAnswer as Answered
 from proxy.engine.lineage.identity import ClientId, make_session
 from proxy.engine.lineage.resolver import is_under_way, list_shown_fingerprints
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.response_reader import UnreadAnswer as Answered
 from proxy.engine.runtime import TaskRunner
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, RequestOptions, Round, Timings

@@ -10,8 +10,8 @@ from typing import Any
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings, load_settings
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.engine.ports import RequestBody
-from proxy.engine.response_stream import WholeResponse
 from proxy.model.exchange import Headers
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from proxy.engine.response_stream import WholeResponse
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.lab.upstream import ScriptedCall
 from tests.clients.script import Turn
 from tests.support.answers import WRITERS, Tokens

@@ -5,11 +5,11 @@ from collections import deque
 from typing import Any
 
 from proxy.engine.call.calls import Calls
+from proxy.engine.call.open_exchange import OpenExchange, Refusal, Retry, Start
+from proxy.engine.call.relay import Relay, Send
 from proxy.engine.exchange import ExchangeService
-from proxy.engine.open_exchange import OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import RequestBody
-from proxy.engine.relay import Relay, Send
 from proxy.engine.stages.order import order_stages
 from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable

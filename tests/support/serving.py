@@ -18,6 +18,8 @@ from uvicorn.server import ServerState
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import SnapshotPolicy
 from proxy.engine.call.calls import Calls
+from proxy.engine.call.relay import Relay
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
@@ -29,9 +31,7 @@ from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
 from proxy.engine.policy import DoomLoopSettings, EnginePolicy, OperatorPolicy
 from proxy.engine.recall.rounds import build_offers
-from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
-from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner
 from proxy.engine.stages.loops import LoopWatch
 from proxy.engine.stages.order import order_stages

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from proxy.engine.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead, CallUnreadableEvent, EpochOpened, ExchangeRecorded, Planned

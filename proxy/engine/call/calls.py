@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.call.relay import Relay, Send
 from proxy.engine.lineage.misplaced_keys import MisplacedKeys
-from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.options import read_options
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody, UpstreamResponse
-from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable

@@ -13,18 +13,18 @@ from typing import Literal
 import msgspec
 
 from proxy.context.pricing import Cost
+from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.call.relay import Relay
+from proxy.engine.call.response_reader import read_received
+from proxy.engine.call.response_stream import LocalClient, is_plain_stream
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.model_health import ModelHealth
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.models import Models
-from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import UNKNOWN_PROVIDER, EnginePolicy
 from proxy.engine.ports import Ids, Upstream
-from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
-from proxy.engine.response_reader import read_received
-from proxy.engine.response_stream import LocalClient, is_plain_stream
 from proxy.engine.runtime import attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded

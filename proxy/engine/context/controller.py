@@ -26,6 +26,7 @@ from proxy.context.epoch_decision import (
     record_use,
 )
 from proxy.context.verbatim import may_bind_reasoning
+from proxy.engine.call.open_exchange import Retries
 from proxy.engine.context.accounting import (
     AnswerAccounting,
     SentObserver,
@@ -42,7 +43,6 @@ from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.open_exchange import Retries
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan, name_view

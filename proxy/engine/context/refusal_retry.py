@@ -13,12 +13,12 @@ from typing import Literal
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget, lower_output
+from proxy.engine.call.open_exchange import Refusal, Retry, Start
 from proxy.engine.context.accounting import label_note, list_labels
 from proxy.engine.context.epoch_scope import format_removed, make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader, find_key
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.open_exchange import Refusal, Retry, Start
 from proxy.engine.request import NO_NOTES, ManagedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, Plan, ReducedForm

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from proxy.engine.call.response_reader import is_event_stream
+from proxy.engine.call.response_stream import PassingClient
 from proxy.engine.ports import Client, LogReader
-from proxy.engine.response_reader import is_event_stream
-from proxy.engine.response_stream import PassingClient
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SUCCESS, Headers
 from proxy.model.log import ExchangeRow

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.history.answers import load_held_answer
 from proxy.engine.history.path import begin_body, list_members
 from proxy.engine.lineage.identity import parse_json_string
 from proxy.engine.lineage.tracker import RECALL_SECONDS
 from proxy.engine.ports import Clock, LogReader
 from proxy.engine.recorded.conversation import list_raws
-from proxy.engine.response_reader import ResponseReader
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import CONVERSATION, ClientRequest, Mode, SessionKey
 from proxy.model.lineage import compute_chain_root, extend_chain

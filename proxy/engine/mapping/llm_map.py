@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.engine.call.response_reader import read_received
+from proxy.engine.call.response_stream import LocalClient
 from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, OperatorEngine, describe_problem
 from proxy.engine.mapping.sandbox import PromptTemplate, Unfit
-from proxy.engine.response_reader import read_received
-from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.calls import make_call, make_request
 from proxy.model.errors import BadRequest, ProxyError

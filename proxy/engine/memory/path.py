@@ -8,12 +8,12 @@ import msgspec
 
 from proxy.context.conversation import CountedMessage
 from proxy.context.memory.traces import MessageOrigin, Turn, list_traces, list_turns
+from proxy.engine.call.response_reader import read_received
 from proxy.engine.history.answers import is_answered
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.conversation import find_format, list_raws, load_chain
 from proxy.engine.recorded.lookup import find_newest_call, pick_branch, read_back, read_branch_back, read_pages
-from proxy.engine.response_reader import read_received
 from proxy.model.errors import Erased, NotFound
 from proxy.model.exchange import CONVERSATION, SUCCESS, Usage
 from proxy.model.lineage import compute_chain_root, extend_chain

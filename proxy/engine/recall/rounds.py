@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from proxy.engine.call.open_exchange import OpenExchange, Refusal, Retry
+from proxy.engine.call.response_reader import is_event_stream, read_received
+from proxy.engine.call.response_stream import WAITING, WITHHOLD_SECONDS, is_encoded
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.tool_offers import ToolOffers
 from proxy.engine.lineage.tracker import LineageTracker
-from proxy.engine.open_exchange import OpenExchange, Refusal, Retry
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.scope import make_scope
 from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS
 from proxy.engine.request import ManagedRequest
-from proxy.engine.response_reader import is_event_stream, read_received
-from proxy.engine.response_stream import WAITING, WITHHOLD_SECONDS, is_encoded
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, HiddenRound, Plan, Recalled
 from proxy.model.events import CeilingExceededEvent

@@ -1,11 +1,11 @@
 """Clearing in a provider's place: the client is told what was cleared as that provider would tell it."""
 
+from proxy.engine.call.open_exchange import OpenExchange
+from proxy.engine.call.response_stream import EditingClient
 from proxy.engine.context.client_orders import find_cleared
 from proxy.engine.context.request_state import StateReader
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
-from proxy.engine.response_stream import EditingClient
 from proxy.engine.stages.stage import Call, Stage
 
 

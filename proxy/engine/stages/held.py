@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.history.held import HeldHistories
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest, add_nudge
 from proxy.engine.stages.stage import Call, Stage

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from proxy.context.loops.detection import find_repeated_call, write_note
 from proxy.context.verbatim import may_bind_reasoning
-from proxy.engine.open_exchange import OpenExchange
+from proxy.engine.call.open_exchange import OpenExchange
+from proxy.engine.call.response_stream import PassingClient
 from proxy.engine.policy import LoopAction
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
-from proxy.engine.response_stream import PassingClient
 from proxy.engine.runtime import EngineBus
 from proxy.engine.stages.stage import Call, Stage
 from proxy.model import Value

@@ -5,9 +5,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from proxy.engine.call.response_stream import WholeResponse
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.engine.request import Arrival
-from proxy.engine.response_stream import WholeResponse
 from proxy.engine.stages.stage import Call, Stage
 
 _OK = 200

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from proxy.engine.open_exchange import OpenExchange
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.request import ManagedRequest
 from proxy.engine.stages.stage import Call, Stage

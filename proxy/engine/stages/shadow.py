@@ -19,11 +19,11 @@ from typing import Literal
 from proxy.context.loops.detection import name_call
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.background.jobs import BackgroundJobs
+from proxy.engine.call.response_reader import ReadResponse
 from proxy.engine.compaction.credentials import CallCredential, CredentialCache
 from proxy.engine.compaction.model_call import MOST_BYTES, ModelCall, ModelCaller, ModelResponse
 from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.policy import ShadowPolicy
-from proxy.engine.response_reader import ReadResponse
 from proxy.engine.runtime import attempt
 from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+from proxy.engine.call.open_exchange import OpenExchange
+from proxy.engine.call.relay import Send
 from proxy.engine.history.held import HeldExchange
-from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.ports import Client
-from proxy.engine.relay import Send
 from proxy.engine.request import PLAIN_ARRIVAL, Arrival, ManagedRequest
 from proxy.model import Value
 from proxy.model.exchange import ClientRequest, RequestOptions

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from proxy.context.references import render_file_part
-from proxy.engine.response_reader import ReadResponse, is_event_stream, read_received
-from proxy.engine.response_stream import LocalClient
+from proxy.engine.call.response_reader import ReadResponse, is_event_stream, read_received
+from proxy.engine.call.response_stream import LocalClient
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import Headers, Usage
 from proxy.model.parts import (

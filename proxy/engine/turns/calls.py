@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from proxy.engine.call.response_reader import is_event_stream
+from proxy.engine.call.response_stream import LocalClient
 from proxy.engine.exchange import ExchangeService
-from proxy.engine.response_reader import is_event_stream
-from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import SUCCESS, ClientRequest, Headers, ProgramCall

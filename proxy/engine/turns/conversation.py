@@ -11,12 +11,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from proxy.engine.background.jobs import SUMMARY, BackgroundJobs
+from proxy.engine.call.response_stream import LocalClient
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
 from proxy.engine.models import Models
 from proxy.engine.recall.scope import is_conversation
-from proxy.engine.response_stream import LocalClient
 from proxy.engine.runtime import SystemIds
 from proxy.engine.stages.loops import LoopWatch
 from proxy.engine.turns.answers import (

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.engine.background.jobs import SUMMARY, BackgroundJobs
+from proxy.engine.call.response_stream import LocalClient
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import read_key
 from proxy.engine.models import Models
@@ -25,7 +26,6 @@ from proxy.engine.ports import Archive, Ids
 from proxy.engine.recall.scope import is_conversation
 from proxy.engine.recorded.conversation import list_raws, split_whole
 from proxy.engine.recorded.lookup import read_back
-from proxy.engine.response_stream import LocalClient
 from proxy.engine.turns.answers import write_answer, write_messages
 from proxy.engine.turns.calls import make_request
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable

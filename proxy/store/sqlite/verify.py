@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.response_reader import read_received
+from proxy.engine.call.response_reader import read_received
 from proxy.model.epoch import Original
 from proxy.model.lineage import compute_chain_root
 from proxy.model.log import LogFault, Verification

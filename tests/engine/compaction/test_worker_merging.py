@@ -65,7 +65,7 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     turns: int, every: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long turns that are asked for one by one: epochs open as they are due. Or several at once: these come late."""
-    monkeypatch.setattr("proxy.engine.response_reader.GATHER_SECONDS", 0)  # else each turn waits for it
+    monkeypatch.setattr("proxy.engine.call.response_reader.GATHER_SECONDS", 0)  # else each turn waits for it
     shop, history = Workshop(), make_turns(turns)
     for turn in range(every, turns + 1, every):
         await shop.ask(history[: 2 * turn - 1])

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from proxy.engine.call.response_reader import read_received
 from proxy.engine.ports import RequestBody
 from proxy.engine.request import ManagedRequest
-from proxy.engine.response_reader import read_received
 from proxy.model.epoch import Epoch
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import ClientRequest, Headers

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.open_exchange import OpenExchange
+from proxy.engine.call.open_exchange import OpenExchange
+from proxy.engine.call.response_stream import PassingClient
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
-from proxy.engine.response_stream import PassingClient
 from proxy.engine.stages.clearing import Clearing
 from proxy.engine.stages.held import HeldCalls
 from proxy.engine.stages.loops import LoopWatch

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.response_reader import ReadResponse, read_received
-from proxy.engine.response_stream import LocalClient
+from proxy.engine.call.response_reader import ReadResponse, read_received
+from proxy.engine.call.response_stream import LocalClient
 from proxy.engine.turns.answers import read_response
 from proxy.engine.turns.calls import Take, make_call
 from proxy.model.errors import BadRequest, UpstreamUnreachable

@@ -3,7 +3,7 @@
 from functools import partial
 
 from proxy.engine.call.calls import Calls, add_labels
-from proxy.engine.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.request_resolver import RequestResolver
 from proxy.model.exchange import ClientRequest, Opening, Round

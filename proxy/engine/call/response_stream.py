@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from proxy.engine.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, Retries, Start
+from proxy.engine.call.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, Retries, Start
+from proxy.engine.call.response_reader import is_event_stream
 from proxy.engine.ports import Client, Clock, UpstreamResponse
-from proxy.engine.response_reader import is_event_stream
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.exchange import SUCCESS, Headers
 from proxy.wire.body import decode_content

@@ -10,15 +10,12 @@ complete, and the next one is not sent: if it was recorded already, it is aborte
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.open_exchange import HiddenRounds, OpenExchange, Retries, Retry
-from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
-from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer, is_event_stream, is_too_short
-from proxy.engine.response_stream import (
+from proxy.engine.call.open_exchange import HiddenRounds, OpenExchange, Retries, Retry
+from proxy.engine.call.response_reader import ResponseReader, is_event_stream, is_too_short
+from proxy.engine.call.response_stream import (
     StreamRelay,
     WithheldResponse,
     is_encoded,
@@ -28,14 +25,15 @@ from proxy.engine.response_stream import (
     set_length,
     spell_in_stream,
 )
+from proxy.engine.call.round_recorder import RoundRecorder
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.runtime import EngineBus
 from proxy.model.errors import ProxyError, UpstreamUnreachable
-from proxy.model.events import ExchangeRecorded, LimitsTold
-from proxy.model.exchange import SUCCESS, Completeness, Headers, Outcome, Timings, Trailer
+from proxy.model.exchange import SUCCESS, Completeness, Headers, Trailer
 from proxy.model.log import Record
-from proxy.model.manifest import compute_digest
-from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
-from proxy.wire.headers import forward_response, has_rate_limits, select_stored
+from proxy.wire.credentials import redact
+from proxy.wire.headers import forward_response
 
 T = TypeVar("T")
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
@@ -43,136 +41,7 @@ Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 
 # Seconds that a record waits to share its commit with others, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
-_OK, _ERROR, _TOO_MANY = 200, 400, 429
-_ENDINGS: dict[Completeness, str] = {"failed": "failed", "truncated": "broke off"}
-
-_log = logging.getLogger("palimpsest")
-
-
-class RoundRecorder:
-    """Records how rounds ended, and announces it."""
-
-    def __init__(self, archive: Archive, reader: ResponseReader, bus: EngineBus, clock: Clock) -> None:
-        self.archive = archive
-        self._reader = reader
-        self._bus = bus
-        self._clock = clock
-
-    async def redact(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Return a response's bytes with credentials redacted, for the log. Search long ones in a thread."""
-        content, headers, status = exchange.buffer.content, response.headers, response.status
-        kept = redact_quickly(content, headers, status, exchange.secrets)
-        if kept is None:
-            cap = exchange.buffer.cap
-            kept = await asyncio.to_thread(redact_answer, content, headers, status, exchange.secrets, cap)
-        return kept
-
-    async def redact_anyway(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Do the same for a cancelled call. Keep nothing if it is cancelled again, since that is urgent."""
-        try:
-            return await self.redact(exchange, response)
-        except asyncio.CancelledError:
-            return b""
-
-    def end_round(
-        self,
-        exchange: OpenExchange,
-        response: UpstreamResponse | None,
-        completeness: Completeness,
-        problem: str = "",
-        kept: bytes = b"",
-    ) -> None:
-        """Record and announce the outcome of a round from which the client gets nothing more."""
-        outcome, _ = self.record(exchange, response, completeness, problem, kept)
-        self.announce(exchange, outcome)
-
-    def record(
-        self,
-        exchange: OpenExchange,
-        response: UpstreamResponse | None,
-        completeness: Completeness,
-        problem: str = "",
-        kept: bytes = b"",
-        *,
-        also: Sequence[Record] = (),
-    ) -> tuple[Outcome, "asyncio.Future[bool]"]:
-        """Queue the outcome of a round, and what is recorded `also`. The future is done when both are durable.
-
-        `response` is None if none came.
-        """
-        exchange.record_opening()
-        status, headers = (response.status, response.headers) if response is not None else (0, ())
-        buffer, secrets = exchange.buffer, exchange.secrets
-        size, digest = len(kept), b""
-        if buffer.is_capped:
-            size, digest = buffer.size, buffer.whole_digest
-        elif not kept and buffer.size:  # bytes that were not searched for credentials are not kept
-            size, digest = buffer.size, compute_digest(buffer.content)
-        moments = exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()
-        # milliseconds with microsecond precision; 0 if it has not happened
-        head_ms, first_ms, end_ms = [int((at - exchange.began) * 1_000_000) / 1000 if at else 0.0 for at in moments]
-        overhead_ms = None if exchange.k or exchange.overhead is None else round(exchange.overhead * 1000, 3)
-        timings = Timings(head_ms, first_ms, end_ms, overhead_ms)
-        outcome = Outcome(
-            exchange.id,
-            exchange.k,
-            status,
-            redact_headers(select_stored(headers), secrets, is_error=status >= _ERROR),
-            completeness,
-            kept,
-            size,
-            digest,
-            timings,
-            problem,
-        )
-        return outcome, self.archive.append(outcome, *also)
-
-    def announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
-        """Publish the end of a round, and queue its response for reading."""
-        opening = exchange.opening
-        assert opening is not None, "the opening is recorded with the outcome at the latest"
-        if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
-            reason = outcome.error or "unknown reason"
-            named = {"exchange": exchange.id, "session": opening.session.id, "upstream": exchange.upstream}
-            _log.warning(
-                "a call %s, status %d: %s", _ENDINGS[outcome.completeness], outcome.status, reason, extra=named
-            )
-        ended = ExchangeRecorded(
-            exchange.id,
-            opening.session.id,
-            opening.kind,
-            opening.wire,
-            exchange.upstream,
-            outcome.status,
-            outcome.completeness,
-            opening.body.size,
-            outcome.size,
-            outcome.timings.first_byte_ms / 1000,
-            outcome.timings.total_ms / 1000,
-            is_readable=exchange.format is not None and outcome.size > 0,
-            is_final=exchange.is_final,
-            model=opening.model,
-            is_unreached=exchange.is_unreached,
-            overhead_s=exchange.overhead,
-            k=exchange.k,
-            plan=exchange.plans[-1] if exchange.plans else None,
-            error=outcome.error,
-        )
-        self._bus.publish(ended)
-        if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
-            limits = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
-            self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *limits))
-        if exchange.format is None or not outcome.size:
-            return
-        kind: AnswerKind = "whole"
-        if exchange.is_hidden or (exchange.is_final and exchange.rounds is not None and exchange.rounds.is_continued):
-            kind = "stitched" if exchange.is_final else "hidden"
-        told_by = (outcome.headers, outcome.received, ended, exchange.secrets)
-        unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by, kind)
-        if exchange.is_final or exchange.is_hidden:
-            self._reader.submit(unread)
-        else:
-            self._reader.read_refusal(unread)
+_OK, _ERROR = 200, 400
 
 
 class Relay:

@@ -7,14 +7,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from proxy.engine.call.calls import Calls, add_labels
-from proxy.engine.call.unread import keep_passed
+from proxy.engine.call.open_exchange import CappedBuffer, Refusal, Retry, Start
+from proxy.engine.call.response_stream import EditingClient
 from proxy.engine.context.controller import ContextController, write_counted
-from proxy.engine.open_exchange import CappedBuffer, Refusal, Retry, Start
 from proxy.engine.ports import Client
 from proxy.engine.request_resolver import RequestResolver
-from proxy.engine.response_stream import EditingClient
 from proxy.engine.runtime import attempt
 from proxy.engine.stages.stage import Call, Pipeline
+from proxy.engine.unread import keep_passed
 from proxy.model.exchange import ClientRequest, Opening, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest

@@ -192,13 +192,10 @@ class RequestResolver:
         split = split_known(request.body, form.items_key, known, shared)
         if split is None or not split.items or not self._lineage.tenants.trusts(caller):
             return None
-        until, model = (
-            self._clock.monotonic() + self._policy.hard_wait_seconds,
-            parse_json_string(split.member("model")),
-        )
+        until = self._clock.monotonic() + self._policy.hard_wait_seconds
+        model = parse_json_string(split.member("model"))
         route = self._choose(model)
-        upstream = route.upstream
-        session = make_session(caller.tenant, upstream.name, read_body_id(named, split), unread.exchange)
+        session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), unread.exchange)
         remembered = _Remembered(known, shared, self._histories.losses)
         root = compute_chain_root(session.upstream)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
@@ -208,18 +205,11 @@ class RequestResolver:
             return None
         base = found.measure(chain.nodes)
         lineage = Lineage(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
-        resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, lineage=lineage)
-        clearing = read_clearing(form, split, route, unread.mode)
-        return ManagedRequest(
-            **asdict(resolved),
-            items_key=form.items_key,
-            split=split if clearing is None else remove_member(split, form.clearing_key),
-            chain=chain,
-            most_output=query.most_output,
-            measured=self._histories.find_measured(key, known, shared, chain, (session.upstream, model)),
-            until=until,
-            clearing=clearing,
+        resolved = replace(
+            unread, session=found.key, upstream=route.upstream, wire=form.name, model=model, lineage=lineage
         )
+        measured = self._histories.find_measured(key, known, shared, chain, (session.upstream, model))
+        return _make_managed(resolved, form, query, route, split=split, chain=chain, measured=measured)
 
     def forget_lost(self) -> None:
         """Forget earlier bodies if the log has lost anything since: manifests refer to what they added to it."""
@@ -313,8 +303,11 @@ class RequestResolver:
         if place is not None and split.items:
             measured = self._histories.find_measured(key, *remembered[:2], chain, (session.upstream, model))
             remembered = remembered._replace(measured=measured)
-            resolved = _make_managed(
-                resolved, form, query, place, route, split=read, chain=chain, kept_part=kept_part, measured=measured
+            resolved = replace(
+                _make_managed(resolved, form, query, route, split=read, chain=chain, measured=measured),
+                is_new=place.is_new and place.origin is None,
+                kept_part=kept_part,
+                is_certain=place.is_certain,
             )
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
@@ -475,12 +468,10 @@ def _make_managed(
     request: ResolvedRequest,
     form: Format,
     query: LineageQuery,
-    place: Placement,
     route: Route,
     *,
     split: SplitBody,
     chain: Chain,
-    kept_part: KeptPart | None,
     measured: Measures,
 ) -> ManagedRequest:
     clearing = read_clearing(form, split, route, request.mode)
@@ -490,10 +481,7 @@ def _make_managed(
         split=split if clearing is None else remove_member(split, form.clearing_key),
         chain=chain,
         most_output=query.most_output,
-        is_new=place.is_new and place.origin is None,
-        kept_part=kept_part,
         until=query.until,
-        is_certain=place.is_certain,
         measured=measured,
         clearing=clearing,
     )

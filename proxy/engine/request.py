@@ -6,8 +6,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from proxy.context.budget import has_token_bound
-from proxy.engine.conversations.bodies import KeptPart
-from proxy.engine.conversations.measured import Measures
+from proxy.engine.conversations.bodies import KeptPart, Measures
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model import Value

@@ -16,13 +16,13 @@ from proxy.engine.conversations.bodies import (
     CachedBody,
     KeptPart,
     Key,
+    Measures,
     build_manifest,
     find_kept,
     link_items,
     list_links,
     split_known,
 )
-from proxy.engine.conversations.measured import Measures
 from proxy.engine.history.held import SessionName
 from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
@@ -265,8 +265,7 @@ class RequestResolver:
         route = self._choose(model) if own is None else self._find_route(own.upstream)
         session = own or make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         asked = ReferringRequest(request, form, session, split, remembered.shared, exchange, options.mode, until)
-        is_written = not arrival.is_whole and self._lineage.tenants.trusts(caller)
-        found, split, remembered = await self._follow(asked, key, remembered, is_written=is_written)
+        found, split, remembered = await self._follow(asked, key, remembered, caller, is_whole=arrival.is_whole)
         read, request = found.own or split, found.request
         chain = await self._read_chain(form, session, split, remembered, root=found.root, until=until)
         query = replace(
@@ -276,8 +275,7 @@ class RequestResolver:
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
             is_held=arrival.is_whole,
         )
-        is_capped = len(split.content) > self._policy.record_cap_bytes
-        kept_part = await self._find_kept(caller.tenant, split, remembered, until) if is_capped else None
+        kept_part = await self._find_kept(caller.tenant, split, remembered, until)
         place = await self._place(query) if (session.family or self._policy.infer) and not options.is_alone else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
@@ -303,18 +301,15 @@ class RequestResolver:
         if place is not None and split.items:
             measured = self._histories.find_measured(key, *remembered[:2], chain, (session.upstream, model))
             remembered = remembered._replace(measured=measured)
-            resolved = replace(
-                _make_managed(resolved, form, query, route, split=read, chain=chain, measured=measured),
-                is_new=place.is_new and place.origin is None,
-                kept_part=kept_part,
-                is_certain=place.is_certain,
-            )
+            resolved = _make_managed(resolved, form, query, route, split=read, chain=chain, measured=measured)
+            resolved = replace(resolved, is_new=place.is_new, kept_part=kept_part, is_certain=place.is_certain)
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
     async def _follow(
-        self, asked: ReferringRequest, key: Key, remembered: _Remembered, *, is_written: bool
+        self, asked: ReferringRequest, key: Key, remembered: _Remembered, caller: Credential, *, is_whole: bool
     ) -> tuple[ResolvedReferences, SplitBody, _Remembered]:
         """Return what a request refers to, the split of its body with that, and what this shares with a cached one."""
+        is_written = not is_whole and self._lineage.tenants.trusts(caller)
         found = await self._stored.resolve(asked, is_written=is_written)
         if found.request is asked.request:
             return found, asked.split, remembered
@@ -339,9 +334,16 @@ class RequestResolver:
             await self._reader.read_now(exchange)
         return await self._lineage.place(query)
 
-    async def _find_kept(self, tenant: bytes, split: SplitBody, remembered: _Remembered, until: float) -> KeptPart:
-        """Compute how much of a body above the cap goes to the log. Ask the log what it has if much is not cached."""
+    async def _find_kept(
+        self, tenant: bytes, split: SplitBody, remembered: _Remembered, until: float
+    ) -> KeptPart | None:
+        """Compute how much of a body above the cap goes to the log, None for one below it.
+
+        Ask the log what it has if much is not cached.
+        """
         cap, known = self._policy.record_cap_bytes, remembered.known
+        if len(split.content) <= cap:
+            return None
         links = list_links(known, remembered.shared)
         kept_part = find_kept(split, cap, links, known)
         if kept_part.stop < len(split.items):

@@ -3,8 +3,7 @@
 from msgspec.structs import replace
 
 from proxy.engine.context.history_counter import HistoryCounter
-from proxy.engine.conversations.bodies import BodyCache, CachedBody, Key, build_manifest
-from proxy.engine.conversations.measured import MeasuredHistory
+from proxy.engine.conversations.bodies import BodyCache, CachedBody, Key, MeasuredHistory, build_manifest
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
 

@@ -9,7 +9,7 @@ from proxy.context.budget import has_reference, has_token_bound
 from proxy.context.conversation import CountedMessage
 from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.tool_offers import NO_RECALLED
-from proxy.engine.conversations.measured import MeasuredHistory, PromptPrefix
+from proxy.engine.conversations.bodies import MeasuredHistory, PromptPrefix
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
 from proxy.model.epoch import Recalled

@@ -24,7 +24,7 @@ from proxy.engine.context.history_counter import (
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS, ToolOffers
-from proxy.engine.conversations.measured import MeasuredHistory
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from proxy.engine.conversations.measured import MeasuredHistory
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter

@@ -12,7 +12,7 @@ from proxy.context.provider_cache import CacheModel
 from proxy.engine.context.history_counter import HistoryCounter, estimate_protected, find_kept
 from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.conversations.measured import MeasuredHistory
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNPRICED

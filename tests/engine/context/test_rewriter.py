@@ -10,7 +10,7 @@ from proxy.engine.context import rewriter as module
 from proxy.engine.context.history_counter import HistoryCounter
 from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.context.tool_offers import ToolOffers
-from proxy.engine.conversations.measured import MeasuredHistory
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter

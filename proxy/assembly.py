@@ -217,15 +217,17 @@ def _build_exchanges(
     policy, bus, clock, reader = settings.engine_policy(), relay.bus, relay.clock, relay.reader
     resolver = RequestResolver(policy, routes, reader=reader, clock=clock, ids=SystemIds())
     providers, states, cap = settings.providers(), controller.states, policy.record_cap_bytes
+    calls = Calls(policy, relay, bus.tasks, trace=trace)
     stages = order_stages(
-        states,
+        controller,
+        calls,
         histories=build_histories(
             settings.nudge, policy, archive, resolver, bus=bus, clock=clock, turns=settings.turns, providers=providers
         ),
         loops=loops,
         recall=build_rounds(recall, settings.recall, states, reader.lineage, bus=bus, record_cap=cap),
     )
-    return ExchangeService(Calls(policy, relay, bus.tasks, trace=trace), FORMATS, resolver, controller, stages)
+    return ExchangeService(calls, FORMATS, resolver, controller, stages)
 
 
 def _build_events(archive: SqliteArchive, bus: EngineBus, models: Models) -> EventStream:

@@ -41,12 +41,9 @@ class Network:
 def open_network(settings: Settings, tasks: TaskRunner, connect: Connect) -> Network:
     """Make the clients of all upstreams. Nothing is connected before the first call."""
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
-    policies, providers = settings.upstream_policies(), settings.providers()
+    policies = settings.upstream_policies()
     upstreams = [connect(policy, tasks, descriptors, hop_id) for policy in policies]
-    routes = [
-        Route(each, policy.models, providers[policy.name].edits_context)
-        for each, policy in zip(upstreams, policies, strict=True)
-    ]
+    routes = [Route(each, policy.models) for each, policy in zip(upstreams, policies, strict=True)]
     return Network(upstreams=upstreams, routes=routes, descriptors=descriptors, hop_id=hop_id)
 
 

@@ -85,31 +85,31 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_433, 337_011
+MOST_TOKENS, MOST_CORE_TOKENS = 583_161, 337_152
 MOST_PACKAGE_TOKENS = {
-    "proxy": 9_438,
-    "proxy/cli": 35_069,
+    "proxy": 9_426,
+    "proxy/cli": 34_859,
     "proxy/config": 6_140,
     "proxy/context": 75_813,
     "proxy/demo": 6_069,
-    "proxy/doctor": 6_627,
-    "proxy/engine": 180_899,
+    "proxy/doctor": 6_566,
+    "proxy/engine": 181_418,
     "proxy/lab": 1_388,
     "proxy/model": 13_127,
-    "proxy/read": 29_946,
+    "proxy/read": 29_549,
     "proxy/retrieval": 12_287,
-    "proxy/sdk": 8_622,
-    "proxy/server": 28_173,
+    "proxy/sdk": 8_604,
+    "proxy/server": 28_088,
     "proxy/store": 59_850,
     "proxy/telemetry": 8_582,
     "proxy/transcripts": 9_702,
-    "proxy/trial": 8_474,
+    "proxy/trial": 8_466,
     "proxy/upstream": 13_955,
     "proxy/wire": 62_144,
     "proxy/worker": 7_128,
 }
 MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 44, "view": 32}
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 143, 33
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 143, 9
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

@@ -13,7 +13,7 @@ from proxy.cli.terminal import shorten as shorten
 from proxy.engine.recorded.documents import write_json
 from proxy.model.epoch import EpochReason, Plan, Pressure, Rung
 from proxy.read.context import PlanDocument
-from proxy.read.sessions import Fork
+from proxy.read.sessions import BranchDocument
 
 MARK, SIDE_MARK = "●", "○"
 
@@ -124,7 +124,7 @@ def format_plan(plan: Plan | PlanDocument) -> Iterator[str]:
         yield f"because   {plan.reason}"
 
 
-def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[str, int]]:
+def draw_branches(branches: Sequence[BranchDocument], side: frozenset[int]) -> Iterator[tuple[str, int]]:
     """Yield the lines of a tree of branches, each with the number of the exchange it stands for; 0 for an end.
 
     A line per exchange, two columns per fork:
@@ -134,25 +134,22 @@ def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[st
     │ └ end   where the branch ended, with its id
     ○ 2       a side call
     """
-    after: dict[int, list[Fork]] = {}
-    for fork in forks:
-        after.setdefault(fork.after, []).append(fork)
+    after: dict[int, list[BranchDocument]] = {}
+    for branch in branches:
+        after.setdefault(branch.after, []).append(branch)
     # A stack in place of recursion: a session may have thousands of levels.
-    pending: list[tuple[Fork, int, int]] = [(fork, 0, 0) for fork in reversed(after.get(0, []))]
+    pending: list[tuple[BranchDocument, int, int]] = [(branch, 0, 0) for branch in reversed(after.get(0, []))]
     while pending:
-        fork, depth, done = pending.pop()
+        branch, depth, done = pending.pop()
         indent = "│ " * min(depth, _MAX_INDENT)
-        if done == len(fork.own):
-            yield (
-                f"{indent}└ end {fork.branch.tip.hex()[:_TIP_DIGITS]}, {format_count(fork.branch.depth, 'message')}",
-                0,
-            )
+        if done == len(branch.own):
+            yield f"{indent}└ end {branch.tip[:_TIP_DIGITS]}, {format_count(branch.depth, 'message')}", 0
             continue
         if depth and not done:  # its first exchange shows where the branch begins
             indent = "│ " * min(depth - 1, _MAX_INDENT) + "├─"
-        n = fork.own[done]
+        n = branch.own[done]
         yield f"{indent}{SIDE_MARK if n in side else MARK} {n}", n
-        pending.append((fork, depth, done + 1))
+        pending.append((branch, depth, done + 1))
         pending += [(child, depth + 1, 0) for child in reversed(after.get(n, []))]
 
 

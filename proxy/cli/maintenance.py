@@ -19,7 +19,7 @@ from proxy.engine.ports import LogReader
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
-from proxy.read.export import Form, open_export
+from proxy.read.export import Form, open_export, read_exported
 from proxy.store.memory_files import write_memory
 from proxy.wire.headers import read_encoding
 
@@ -86,17 +86,17 @@ def export(
     form: Form = "jsonl" if as_jsonl else "openai" if as_openai else "json"
 
     async def query(log: LogReader, settings: Settings, session: str) -> None:
-        opened = await open_export(log, session, form, branch)
+        pieces = await open_export(log, session, form, branch)
         if output is None:
-            async for piece in opened.pieces:
+            async for piece in pieces:
                 typer.echo(piece, nl=False)
             return
         path = output / _FILES[form]
         _create(path)
         with path.open("ab") as target:
-            async for piece in opened.pieces:
+            async for piece in pieces:
                 target.write(piece)
-        await _write_bodies(log, opened.read(), output)
+        await _write_bodies(log, read_exported(log, session, branch), output)
 
     read_session(called, session, query)
     if output is not None:

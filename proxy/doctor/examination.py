@@ -31,9 +31,10 @@ from proxy.read.findings import (
     MISPLACED,
     Diagnosis,
     Finding,
-    ServerFacts,
+    UpstreamFacts,
     UpstreamProbe,
     conclude,
+    find_facts,
     judge_clock,
     judge_key,
     judge_server,
@@ -63,29 +64,30 @@ def diagnose(settings: Settings, *, is_live: bool = False) -> Diagnosis:
     return asyncio.run(_diagnose(settings, find_server(settings), is_live=is_live))
 
 
-def _take_upstreams(settings: Settings, server: ServerFacts, addresses: Sequence[str]) -> Settings:
+def _take_upstreams(settings: Settings, known: Sequence[UpstreamFacts], addresses: Sequence[str]) -> Settings:
     """Return settings with the upstreams of the running server, unless they state some.
 
     Of a server that does not tell its own, only the first of the addresses that it has noted is known to get calls.
     """
     if "upstreams" in settings.model_fields_set or not addresses:
         return settings
-    told = [msgspec.structs.asdict(each) for each in server.upstreams]
+    told = [msgspec.structs.asdict(each) for each in known]
     told = told or [{"name": urlsplit(addresses[0]).hostname, "base_url": addresses[0]}]
-    known = {"name", "kind", "base_url", "models", "window"}
-    taken = [{key: value for key, value in each.items() if key in known and value} for each in told]
+    names = {"name", "kind", "base_url", "models", "window"}
+    taken = [{key: value for key, value in each.items() if key in names and value} for each in told]
     return settings.model_copy(update={"upstreams": make_settings({"upstreams": taken}).upstreams})
 
 
 async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool) -> Diagnosis:
     """Examine everything. `running` are the addresses of the running server and of its upstreams."""
     address, *addresses = running or ("",)
-    server = await ask_server(settings, address)
-    settings = _take_upstreams(settings, server, addresses)
+    told, is_refusing = await ask_server(settings, address)
+    known = told.upstreams if told is not None else ()
+    settings = _take_upstreams(settings, known, addresses)
     policies = [policy for policy in settings.upstream_policies() if policy.kind != "litellm"]
     keys = [find_key(policy, read_environment()) for policy in policies]
     probes = [await probe_upstream(policy, key) for policy, key in zip(policies, keys, strict=True)]
-    settings = _take_ceiling(settings, server)
+    settings = _take_ceiling(settings, find_facts(told, "mode").get("ceiling"))
     inputs = await measure(settings, {probe.name: probe.listing for probe in probes})
     found = await examine_surroundings(settings, inputs, probes)
     for policy in settings.upstream_policies():
@@ -95,11 +97,12 @@ async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool
     found += [finding for probe in probes for finding in (judge_upstream(probe), judge_key(probe)) if finding]
     store = await inspect_store(settings, is_quick=True)
     found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
-    found.append(judge_server(server, __version__, settings.mode))
-    found += [each for each in server.misplaced if each not in found]
+    found.append(judge_server(address, told, __version__, settings.mode, is_refusing=is_refusing))
+    misplaced = [each for each in told.findings if each.name.startswith(f"{MISPLACED} ")] if told is not None else []
+    found += [each for each in misplaced if each not in found]
     if address:
         for probe, key in zip(probes, keys, strict=True):
-            if _is_comparable(settings, server, probe):
+            if _is_comparable(settings, known, probe):
                 found.append(await compare_passing(address, probe, key))
     if settings.mode == "manage":
         found += await rehearse(settings, inputs, probes)
@@ -109,7 +112,7 @@ async def _diagnose(settings: Settings, running: Sequence[str], *, is_live: bool
     return conclude(__version__, found, list_upstreams(settings))
 
 
-def _is_comparable(settings: Settings, server: ServerFacts, probe: UpstreamProbe) -> bool:
+def _is_comparable(settings: Settings, known: Sequence[UpstreamFacts], probe: UpstreamProbe) -> bool:
     """Return whether the running server passes a call that names no model on to an upstream, with the key used here.
 
     One that does not respond is not compared: that is told once. A key for another upstream must not be sent there, and
@@ -117,7 +120,7 @@ def _is_comparable(settings: Settings, server: ServerFacts, probe: UpstreamProbe
     """
     policies = settings.upstream_policies()
     first = policies[choose_upstream([each.models for each in policies], "")]
-    has_another_key = any(each.name == probe.name and each.has_key for each in server.upstreams) and not first.api_key
+    has_another_key = any(each.name == probe.name and each.has_key for each in known) and not first.api_key
     return (
         bool(probe.status) and first.name == probe.name and not settings.server.require_tenant and not has_another_key
     )
@@ -172,38 +175,26 @@ def _find_skew(date: str) -> float | None:
         return None
 
 
-def _take_ceiling(settings: Settings, server: ServerFacts) -> Settings:
-    """Return settings with the ceiling of the running server, unless they state one."""
-    if server.ceiling is None or "budget.ceiling_tokens" in settings.model_fields_set:
+def _take_ceiling(settings: Settings, ceiling: object) -> Settings:
+    """Return settings with the ceiling that the running server tells, unless they state one."""
+    if not isinstance(ceiling, int) or "budget.ceiling_tokens" in settings.model_fields_set:
         return settings
-    budget = replace(settings.budget, ceiling_tokens=server.ceiling)
+    budget = replace(settings.budget, ceiling_tokens=ceiling)
     return settings.model_copy(update={"budget": budget})
 
 
-async def ask_server(settings: Settings, address: str) -> ServerFacts:
-    """Ask the running server for its version, mode and ceiling."""
+async def ask_server(settings: Settings, address: str) -> tuple[Diagnosis | None, bool]:
+    """Return what the running server finds, None if it does not tell that, and whether it refuses our admin token."""
     if not address:
-        return ServerFacts()
-    token, status = read_admin_token(settings), 0
-    server = UpstreamPolicy("server", base_url=address, api_key=token)
+        return None, False
+    server = UpstreamPolicy("server", base_url=address, api_key=read_admin_token(settings))
     try:
         response = await fetch(server, "GET", b"/-/api/doctor", ())
-        status = response.status
-        told = msgspec.json.decode(response.content, type=Diagnosis) if status == _OK else None
+        if response.status == _OK:
+            return msgspec.json.decode(response.content, type=Diagnosis), False
     except (ProxyError, msgspec.DecodeError):
-        told = None
-    if told is None:
-        return ServerFacts(address=address, is_refusing=status in _REFUSED)
-    facts = next((each.facts for each in told.findings if each.name == "mode"), {})
-    mode, ceiling = facts.get("mode"), facts.get("ceiling")
-    return ServerFacts(
-        address=address,
-        version=told.version,
-        mode=mode if isinstance(mode, str) else "",
-        ceiling=ceiling if isinstance(ceiling, int) else None,
-        upstreams=told.upstreams,
-        misplaced=tuple(each for each in told.findings if each.name.startswith(f"{MISPLACED} ")),
-    )
+        return None, False
+    return None, response.status in _REFUSED
 
 
 async def compare_passing(address: str, probe: UpstreamProbe, key: Headers) -> Finding:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from proxy.engine.call.calls import Calls, add_labels
 from proxy.engine.call.open_exchange import CappedBuffer, Refusal, Retry, Start
-from proxy.engine.call.response_stream import EditingClient
 from proxy.engine.context.controller import ContextController, write_counted
 from proxy.engine.ports import Client
+from proxy.engine.request import Counted, ManagedRequest
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.runtime import attempt
 from proxy.engine.stages.stage import Call, Pipeline
@@ -52,31 +52,30 @@ class CountCalls:
         calls, resolver, cap = self._calls, self._resolver, self._calls.policy.record_cap_bytes
         options = calls.read_plain_options(incoming.headers)
         unread = resolver.resolve_stream(incoming, options)
-        found = await attempt(resolver.find_counted(incoming, form, unread), _note_uncounted)
-        for shape in self._pipeline.shape:
-            found = shape(Call(incoming, form, client, options), found) if found is not None else None
-        written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
-        request, client_body = found or unread, resolver.strip_counted(incoming, form, unread.mode)
-        body, own, cleared = written or (client_body, client_body, 0)
-        is_edited = client_body is not incoming.body
-        if is_edited:
-            client = EditingClient(client, partial(form.add_original_count, cleared=cleared), form.clearing_sign)
-        add_labels(client, request)
+        call, counted = Call(incoming, form, client, options), Counted(incoming.body, incoming.body)
+        request = await attempt(resolver.find_counted(incoming, form, unread), _note_uncounted) or unread
+        if isinstance(request, ManagedRequest):
+            for shape in self._pipeline.shape:
+                request = shape(call, request)
+            counted = await attempt(write_counted(self._controller, request), _note_uncounted) or counted
         exchange, passed = calls.open(request, None, client), CappedBuffer(cap)
+        for count in self._pipeline.count:
+            counted = count(call, exchange, counted)
+        add_labels(exchange.client, request)
         passed.add(request.encoded or request.body)
 
         def make_records() -> tuple[Opening, *tuple[Record, ...]]:
             opening = replace(resolver.make_opening(request, partial(keep_passed, passed)), wire="")
-            return opening, Round(opening.exchange, 0, request.upstream.name, keep_sent(body))
+            return opening, Round(opening.exchange, 0, request.upstream.name, keep_sent(counted.body))
 
         def keep_sent(content: bytes) -> Manifest | None:
             return None if content == request.body else make_capped_manifest(content, cap)
 
         exchange.make_records = make_records
-        if body != own:
-            unmanaged = Retry(own, Round(exchange.id, 1, exchange.upstream, keep_sent(own)))
+        if counted.body != counted.own:
+            unmanaged = Retry(counted.own, Round(exchange.id, 1, exchange.upstream, keep_sent(counted.own)))
             exchange.make_retries = partial(UnmanagedRetry, unmanaged)
-        await calls.relay.carry(exchange, calls.bind(request, exchange, form, is_edited=is_edited), body)
+        await calls.relay.carry(exchange, calls.bind(request, exchange, form), counted.body)
 
 
 class UnmanagedRetry:

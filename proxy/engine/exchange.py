@@ -11,14 +11,12 @@ from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.counting import CountCalls
-from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.stages.stage import Call, Pipeline, Stage
 from proxy.engine.unread import UnreadCalls
-from proxy.model.epoch import Epoch
-from proxy.model.exchange import ClientRequest, Headers, HeldCall, Opening, ProgramCall, Round
+from proxy.model.exchange import ClientRequest, Headers, LocalCall, Opening, ReceivedCall, Round
 from proxy.model.log import Record
 from proxy.model.manifest import make_encoded_manifest
 from proxy.wire.format import Format
@@ -50,19 +48,17 @@ class ExchangeService:
         """
         return self.calls.policy.mode != "bypass" or self.calls.read_options(headers).mode != "bypass"
 
-    async def carry(
-        self, incoming: ClientRequest, wire: str, client: Client, program: ProgramCall | None = None
-    ) -> None:
+    async def carry(self, incoming: ClientRequest, wire: str, client: Client, local: LocalCall | None = None) -> None:
         """Carry a request whose whole body is in memory, in the wire format named `wire`.
 
-        If it is cancelled because the client disconnected, the call is recorded as far as it came. The call of a
-        `program` in this process belongs to the session that this names; one that was made elsewhere is recorded, and
-        answered with the response that came there: nothing is sent.
+        If it is cancelled because the client disconnected, the call is recorded as far as it came. A `local`
+        call belongs to the session that this names; one that was made elsewhere is recorded, and answered with the
+        response that came there: nothing is sent.
         """
         with self.calls.keep(client):
             self.calls.check_log()
             options = self.calls.read_options(incoming.headers)
-            options = options if program is None else replace(options, program=program)
+            options = options if local is None else replace(options, local=local)
             call = Call(incoming, self._formats[wire], client, options)
             try:
                 for arrive in self._pipeline.arrive:
@@ -103,8 +99,7 @@ class ExchangeService:
             outgoing = await self._decide(exchange, request)
         exchange.is_urgent = request.is_stream
         self._prepare(call, request, exchange, outgoing)
-        is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
-        send = call.send or self.calls.bind(request, exchange, call.form, is_edited=is_edited)
+        send = call.send or self.calls.bind(request, exchange, call.form)
         await self.calls.relay.carry(exchange, send, outgoing.body)
         if isinstance(request, ManagedRequest):
             for end in self._pipeline.end:
@@ -114,7 +109,7 @@ class ExchangeService:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""
         assert isinstance(request, ManagedRequest), "what is not understood is decided at once"
         try:
-            outgoing = await self._controller.decide(request, partial(self._commit, exchange))
+            outgoing = await self._controller.decide(request, partial(self.calls.commit, exchange))
         except asyncio.CancelledError:
             exchange.record(Round(exchange.id, 0, exchange.upstream, None))
             self.calls.relay.abandon(exchange)
@@ -126,21 +121,8 @@ class ExchangeService:
         """Set what is done beside the sending, and after a refusal."""
         exchange.plans.append(outgoing.plan)
         if isinstance(request, ManagedRequest):
-            if outgoing.state is not None:
-                self._controller.draft_ahead(outgoing)
-            elif outgoing.is_managed:
-                self._controller.watch(request, outgoing)
-            if outgoing.is_managed or outgoing.is_mendable:
-                exchange.is_guarded = outgoing.is_guarded or outgoing.is_opened  # a refusal may come with 200
-                exchange.make_retries = partial(
-                    self._controller.make_retries,
-                    request,
-                    outgoing,
-                    commit=partial(self._commit, exchange),
-                    add_labels=partial(add_labels, exchange.client, request),
-                )
             for prepare in self._pipeline.prepare:
-                prepare(call, request, exchange)
+                prepare(call, request, exchange, outgoing)
             exchange.begin_rounds(outgoing.body, outgoing.epoch)
         if outgoing.labels:
             add_labels(exchange.client, request, outgoing.labels)
@@ -155,34 +137,20 @@ class ExchangeService:
             records.append(self._keep_encoded(request))
         if not isinstance(request, ManagedRequest):
             return (opening, *records, *(() if lineage is None else (lineage,)))
-        self._controller.note_recorded(request)
-        if lineage is not None:
-            lineage = replace(lineage, layers=digest_layers(request.split, request.chain.preamble))
-            self._controller.note_prompt(request, lineage.layers)
-            records.append(lineage)
         for list_records in self._pipeline.list_records:
             records += list_records(call, request)
         return (opening, *records)
 
-    def _keep_encoded(self, request: ResolvedRequest) -> HeldCall:
+    def _keep_encoded(self, request: ResolvedRequest) -> ReceivedCall:
         """Return the record of a body as it came, in its content-encoding or with references."""
         kept = make_encoded_manifest(request.session.tenant, request.encoded, self.calls.policy.record_cap_bytes)
-        return HeldCall(request.exchange, "", "", b"", kept)
+        return ReceivedCall(request.exchange, "", "", b"", kept)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
-        """List the records of what is sent: the round, its plan if that is known already, and a pin."""
+        """List the records of what is sent: the round, and its plan if that is known already."""
         manifest = None
         if not request.is_as_it_came(outgoing.body):
             sent = request.find_sent(outgoing.body)
-            manifest = self._controller.build_manifest(request, replace(outgoing, body=sent))
+            manifest = self._controller.accounting.build_manifest(request, replace(outgoing, body=sent))
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
-        return [*records, *(each for each in (outgoing.plan, outgoing.pin) if each is not None)]
-
-    async def _commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
-        """Write an epoch to the log after the opening of its exchange. Return whether it is durable.
-
-        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that.
-        """
-        exchange.record(epoch)
-        seconds = self.calls.policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
-        return await self.calls.relay.confirm(exchange, seconds)
+        return [*records, *(() if outgoing.plan is None else (outgoing.plan,)), *outgoing.records]

@@ -8,7 +8,7 @@ from proxy.context.model_catalog import Encoding
 from proxy.model.card import Card, LimitKey
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import ProxyError
-from proxy.model.exchange import Headers, HeldRow, SessionKey
+from proxy.model.exchange import Headers, ReceivedRow, SessionKey
 from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
 from proxy.model.lineage import NodeRow, StoredSession
 from proxy.model.log import (
@@ -343,7 +343,7 @@ class Ancestry(Protocol):
 class HeldCalls(Protocol):
     """The part of the log on calls whose history we hold."""
 
-    async def list_held(self, session: str) -> Sequence[HeldRow]:
+    async def list_held(self, session: str) -> Sequence[ReceivedRow]:
         """Return the newest calls of a session whose history we hold, newest first, `MOST_HELD` at most."""
         ...
 

@@ -1,6 +1,7 @@
 """A resolved client request: its session, its upstream, and its messages in the form that context management needs."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import field
 from msgspec.structs import replace
@@ -39,6 +40,25 @@ class Arrival(Value):
 
 
 PLAIN_ARRIVAL = Arrival()
+
+
+class SessionName(NamedTuple):
+    """The session that a request names. `is_proven`: its upstream has accepted the credential lately."""
+
+    key: SessionKey
+    named: str
+    is_proven: bool = True
+
+
+class Counted(NamedTuple):
+    """What is sent for a request whose tokens are to be counted, and what is sent if that is refused.
+
+    `shortened` are the tokens by which `body` is shorter than `own`.
+    """
+
+    body: bytes
+    own: bytes
+    shortened: int = 0
 
 
 class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):

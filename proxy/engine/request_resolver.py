@@ -23,14 +23,13 @@ from proxy.engine.conversations.bodies import (
     list_links,
     split_known,
 )
-from proxy.engine.history.held import SessionName
 from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
     ClientId,
     ClientIdReader,
     Credential,
-    asks_compaction,
+    is_said_aside,
     make_session,
     parse_json_string,
     read_body_id,
@@ -39,13 +38,12 @@ from proxy.engine.lineage.resolver import LineageQuery, Placement
 from proxy.engine.lineage.session_index import Traits
 from proxy.engine.policy import EnginePolicy, choose_upstream, matches
 from proxy.engine.ports import Clock, Ids, Upstream
-from proxy.engine.request import PLAIN_ARRIVAL, UNREADABLE, Arrival, ManagedRequest, ResolvedRequest
-from proxy.model.epoch import ClearingTerms
+from proxy.engine.request import PLAIN_ARRIVAL, UNREADABLE, Arrival, ManagedRequest, ResolvedRequest, SessionName
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
+from proxy.model.exchange import ClientRequest, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Lineage, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
-from proxy.wire.body import SplitBody, remove_member, split_body
+from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.headers import read_encoding, redact_target, select_stored
 
@@ -66,14 +64,10 @@ _log = logging.getLogger("palimpsest.requests")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An upstream and the shell patterns of its models. Without patterns it gets the models that no other claims.
-
-    Unless it `edits_context`, we clear what a request asks it to clear.
-    """
+    """An upstream and the shell patterns of its models. Without patterns it gets the models that no other claims."""
 
     upstream: Upstream
     models: tuple[str, ...] = ()
-    edits_context: bool = True
 
     def claims(self, model: str) -> bool:
         """Return whether a pattern matches this model's name."""
@@ -179,37 +173,38 @@ class RequestResolver:
         caller = self._lineage.tenants.identify(request.headers)
         return self._resolve_unread(request, options, caller, self._ids.next_exchange())
 
-    async def find_counted(
-        self, request: ClientRequest, form: Format, unread: ResolvedRequest
-    ) -> ManagedRequest | None:
-        """Return a request whose tokens are to be counted with its messages, and the session that it would continue.
+    async def find_counted(self, request: ClientRequest, form: Format, unread: ResolvedRequest) -> ResolvedRequest:
+        """Return a request whose tokens are to be counted, with its messages and the session that it would continue.
 
-        It becomes no part of that. Return None if there is no such session. `unread` is what its headers say.
+        It becomes no part of that. If there is no such session, only its upstream is found. `unread` is what its
+        headers say.
         """
         caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
         known, shared = self._histories.find(key, request.body)
         split = split_known(request.body, form.items_key, known, shared)
-        if split is None or not split.items or not self._lineage.tenants.trusts(caller):
-            return None
+        if split is None:
+            return unread
         until = self._clock.monotonic() + self._policy.hard_wait_seconds
         model = parse_json_string(split.member("model"))
-        route = self._choose(model)
-        session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), unread.exchange)
+        upstream = self._choose(model).upstream
+        alone = make_session(caller.tenant, upstream.name, named, unread.exchange)
+        unread = replace(unread, session=alone, upstream=upstream)
+        if not split.items or not self._lineage.tenants.trusts(caller):
+            return unread
+        session = make_session(caller.tenant, upstream.name, read_body_id(named, split), unread.exchange)
         remembered = _Remembered(known, shared, self._histories.losses)
         root = compute_chain_root(session.upstream)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
         query = _make_query(unread.exchange, session, caller, split=split, chain=chain, until=until)
         found = await self._lineage.find_session(query)
         if found is None:
-            return None
+            return unread
         base = found.measure(chain.nodes)
         lineage = Lineage(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
-        resolved = replace(
-            unread, session=found.key, upstream=route.upstream, wire=form.name, model=model, lineage=lineage
-        )
+        resolved = replace(unread, session=found.key, wire=form.name, model=model, lineage=lineage)
         measured = self._histories.find_measured(key, known, shared, chain, (session.upstream, model))
-        return _make_managed(resolved, form, query, route, split=split, chain=chain, measured=measured)
+        return _make_managed(resolved, form, query, split=split, chain=chain, measured=measured)
 
     def forget_lost(self) -> None:
         """Forget earlier bodies if the log has lost anything since: manifests refer to what they added to it."""
@@ -272,8 +267,8 @@ class RequestResolver:
             _make_query(exchange, session, caller, split=split, chain=chain, until=until),
             previous=found.previous,
             is_trusted=self._lineage.tenants.trusts(caller),
-            is_aside=form.is_aside(split) or asks_compaction(request.headers),
-            is_held=arrival.is_whole,
+            is_aside=form.is_aside(split) or is_said_aside(request.headers),
+            is_whole=arrival.is_whole,
         )
         kept_part = await self._find_kept(caller.tenant, split, remembered, until)
         place = await self._place(query) if (session.family or self._policy.infer) and not options.is_alone else None
@@ -301,7 +296,7 @@ class RequestResolver:
         if place is not None and split.items:
             measured = self._histories.find_measured(key, *remembered[:2], chain, (session.upstream, model))
             remembered = remembered._replace(measured=measured)
-            resolved = _make_managed(resolved, form, query, route, split=read, chain=chain, measured=measured)
+            resolved = _make_managed(resolved, form, query, split=read, chain=chain, measured=measured)
             resolved = replace(resolved, is_new=place.is_new, kept_part=kept_part, is_certain=place.is_certain)
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
@@ -406,17 +401,6 @@ class RequestResolver:
     def _choose(self, model: str) -> Route:
         return self._routes[choose_upstream(self._patterns, model)]
 
-    def strip_counted(self, request: ClientRequest, form: Format, mode: Mode) -> bytes:
-        """Return the body of a request that is to be counted without what its upstream cannot clear."""
-        split = (
-            split_body(request.body, form.items_key) if not all(each.edits_context for each in self._routes) else None
-        )
-        if split is None:
-            return request.body
-        route = self._choose(parse_json_string(split.member("model")))
-        terms = read_clearing(form, split, route, mode)
-        return request.body if terms is None else remove_member(split, form.clearing_key).content
-
 
 def _find_problem(request: ClientRequest) -> str:
     """Return why the body of a request could not be split."""
@@ -470,29 +454,20 @@ def _make_managed(
     request: ResolvedRequest,
     form: Format,
     query: LineageQuery,
-    route: Route,
     *,
     split: SplitBody,
     chain: Chain,
     measured: Measures,
 ) -> ManagedRequest:
-    clearing = read_clearing(form, split, route, request.mode)
     return ManagedRequest(
         **asdict(request),
         items_key=form.items_key,
-        split=split if clearing is None else remove_member(split, form.clearing_key),
+        split=split,
         chain=chain,
         most_output=query.most_output,
         until=query.until,
         measured=measured,
-        clearing=clearing,
     )
-
-
-def read_clearing(form: Format, split: SplitBody, route: Route, mode: Mode) -> ClearingTerms | None:
-    """Return what a request asks to be cleared if that is our work: its upstream does not, and it is managed."""
-    is_ours = form.clearing_key in split.members and not route.edits_context and mode == "manage"
-    return form.read_clearing(split) if is_ours else None
 
 
 def read_output_limit(split: SplitBody) -> int:

@@ -2,7 +2,7 @@
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
 perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the response says, derived from the bytes. One
-whose history we hold, or whose body was decoded, has a `HeldCall`, too.
+whose history we hold, or whose body was decoded, has a `ReceivedCall`, too.
 `model/lineage` has its position in the conversation, `model/log` lists all kinds of records.
 """
 
@@ -61,7 +61,7 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     parent: str = ""
 
 
-class ProgramCall(msgspec.Struct, frozen=True, gc=False):
+class LocalCall(msgspec.Struct, frozen=True, gc=False):
     """A call of a program in this process, and the session that it begins or continues.
 
     If it was made elsewhere, and is only recorded, `told` is all that the program told of it, and `respond` writes the
@@ -78,7 +78,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
 
     `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none. `history`:
     we hold the history that it continues. `source` is the kind of prompt source that its newest message is
-    (`context/strategies/sources`), empty if untold. `program` is no wish: it is set for calls in this process.
+    (`context/strategies/sources`), empty if untold. `local` is no wish: it is set for calls in this process.
     `is_alone`: it is no part of a conversation.
     """
 
@@ -88,7 +88,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     strategy: Strategy | None = None
     history: HistoryMode | None = None
     source: str = ""
-    program: ProgramCall | None = None
+    local: LocalCall | None = None
     is_alone: bool = False
 
 
@@ -130,8 +130,8 @@ class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     body: Manifest | None
 
 
-class HeldRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A `HeldCall` without its body."""
+class ReceivedRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A `ReceivedCall` without its body."""
 
     exchange: str
     history: Literal[HistoryMode, ""]
@@ -139,7 +139,7 @@ class HeldRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     digest: bytes
 
 
-class HeldCall(HeldRow, frozen=True, tag=True):
+class ReceivedCall(ReceivedRow, frozen=True, tag="HeldCall"):
     """What a client sent, of a request whose `Opening` has something else: the whole request where we hold its history.
 
     `key` is its idempotency key, empty if it has none. `digest` is the SHA-256 of the messages that it brought.

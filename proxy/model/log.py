@@ -13,12 +13,12 @@ import msgspec
 from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.exchange import (
     Headers,
-    HeldCall,
     Kind,
     Mode,
     Opening,
     Outcome,
     Reading,
+    ReceivedCall,
     Round,
     SessionKey,
     Timings,
@@ -29,7 +29,7 @@ from proxy.model.lineage import Adoption, Lineage, Relation, Reply
 from proxy.model.memory import MemoryOrder, Remembered
 
 Derived = Lineage | Reply | Adoption | SourceNote | Epoch | Plan | Pin | Summary | Recalled | Remembered | MemoryOrder
-Record = Opening | Round | Outcome | Trailer | Reading | HeldCall | Derived
+Record = Opening | Round | Outcome | Trailer | Reading | ReceivedCall | Derived
 
 # Bytes in memory: a node has two hashes of 16 bytes, a fingerprint a hash, a form and a name.
 _NODE_WEIGHT = 200
@@ -91,7 +91,7 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Outcome: lambda record: 512 + len(record.received),
     Trailer: lambda record: 512 + len(record.received),
     Reading: lambda record: 256 + len(record.answer),
-    HeldCall: lambda record: 256 + record.body.weight,
+    ReceivedCall: lambda record: 256 + record.body.weight,
     Lineage: _weigh_growth,
     Reply: _weigh_growth,
     Adoption: lambda record: 256,

@@ -6,7 +6,7 @@ lone surrogates that Python's types do not hold.
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -48,30 +48,24 @@ class WholeRound(RoundDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadableFacts(CallFacts):
-    """The facts of a call that JSON holds as text."""
+class CallDocument(CallFacts):
+    """A call in a listing."""
 
     tip: str
     request_size: int
     is_capped: bool
     digest: str
+    rounds: Sequence[RoundDocument]
 
 
 @dataclass(frozen=True, slots=True)
-class CallDocument(_ReadableFacts):
-    """A call in a listing."""
-
-    rounds: list[RoundDocument]
-
-
-@dataclass(frozen=True, slots=True)
-class WholeCall(_ReadableFacts):
+class WholeCall(CallDocument):
     """A call with its request: as JSON, or in base64 where it is none; `missing` says why neither can be shown.
 
     `bound` is an upper bound of the request's tokens where they were not counted, else null.
     """
 
-    rounds: list[WholeRound]
+    rounds: Sequence[WholeRound]
     headers: list[tuple[str, str]]
     bound: int | None
     request: msgspec.Raw | UnsetType | None = UNSET

@@ -1,8 +1,8 @@
 """A managed context as JSON: plans, epochs, reverts, pins, manual compactions, summaries, originals by reference."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,7 +24,6 @@ from proxy.model.epoch import (
     Reference,
     Replaced,
     Rung,
-    Summary,
     SummaryKind,
     SummaryLevel,
 )
@@ -37,6 +36,8 @@ SummaryStatus = Literal["live", "parent", "superseded"]
 """`live`: no other summary replaces it. `parent`: a condensed summary was made of it. `superseded`: a better one of the
 same messages replaces it.
 """
+
+Whole = TypeVar("Whole")
 
 _MAX_NAMED = 5
 _MAX_PIN_CHARACTERS = 200
@@ -172,18 +173,9 @@ class SummaryDocument(msgspec.Struct, frozen=True):
     is_live: bool
 
 
-class SummaryNode(NamedTuple):
-    """A summary in the tree of a session: its depth, and its status towards the summary above it."""
-
-    summary: Summary
-    depth: int
-    status: SummaryStatus
-
-
 class OriginalPage(NamedTuple):
     """A page of an original, or all of it as the only page."""
 
-    reference: str
     session: str
     text: str
     number: int
@@ -218,14 +210,19 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
     except NotFound as error:
         count = len(await log.list_epochs(session))
         raise NotFound(f"{error}; it has {count}, counted from 1") from error
+    return describe_epoch(WholeEpoch, epoch, n=n)
+
+
+def describe_epoch(kind: type[Whole], epoch: Epoch, **own: Any) -> Whole:
+    """Return a document of a kind of an epoch with its edits, of which none are left where they were erased."""
     return describe(
-        WholeEpoch,
+        kind,
         epoch,
-        n=n,
         references=list_references(epoch),
         through=epoch.through.hex(),
-        edits=list_edits(epoch),
+        edits=[_describe_edit(edit) for edit in epoch.list_edits()],
         rendered=[msgspec.Raw(message) for message in epoch.rendered],
+        **own,
     )
 
 
@@ -234,11 +231,6 @@ def list_references(epoch: Epoch) -> list[ReferenceDocument]:
     return [
         ReferenceDocument(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     ]
-
-
-def list_edits(epoch: Epoch) -> list[EditDocument]:
-    """Return the edits of an epoch as documents; none where they were erased."""
-    return [_describe_edit(edit) for edit in epoch.list_edits()]
 
 
 def _describe_edit(edit: Edit) -> EditDocument:
@@ -310,47 +302,41 @@ def describe_compaction(found: Compaction) -> CompactionDocument:
     )
 
 
-async def load_summaries(log: LogReader, prefix: str) -> Sequence[Summary]:
+async def load_summaries(log: LogReader, prefix: str) -> list[SummaryDocument]:
     """Load all summaries of the session whose id has this prefix, oldest first. Raises NotFound."""
-    return await log.list_summaries(await find_session(log, prefix))
+    summaries = await log.list_summaries(await find_session(log, prefix))
+    replaced = {name for summary in summaries for name in (*summary.parents, *summary.supersedes)}
+    return [describe(SummaryDocument, each, is_live=each.id not in replaced) for each in summaries]
 
 
 async def load_summary(log: LogReader, prefix: str, name: str) -> SummaryDocument:
     """Return the summary with this id, with or without `ref:`. Raises NotFound, naming the newest there are."""
     summaries = await load_summaries(log, prefix)
-    for document in describe_summaries(summaries):
-        if document.id == name.strip().lower().removeprefix("ref:"):
-            return document
+    for summary in summaries:
+        if summary.id == name.strip().lower().removeprefix("ref:"):
+            return summary
     newest = ", ".join(summary.id for summary in summaries[: -_MAX_NAMED - 1 : -1])
     hint = f"the newest are {newest}" if newest else "it has none"
     raise NotFound(f"this session has no summary {name[:40]!r}; {hint}")
 
 
-def describe_summaries(summaries: Sequence[Summary]) -> list[SummaryDocument]:
-    """Return summaries as documents."""
-    replaced = _list_replaced(summaries)
-    return [describe(SummaryDocument, each, is_live=each.id not in replaced) for each in summaries]
+def order_summaries(summaries: Sequence[SummaryDocument]) -> Iterator[tuple[SummaryDocument, int, SummaryStatus]]:
+    """Yield summaries as a tree, each with its depth, and its status towards the one above it.
 
-
-def order_nodes(summaries: Sequence[Summary]) -> Iterator[SummaryNode]:
-    """Yield the tree of summaries: live ones in the order of their messages, each before those that it replaces."""
-    known, replaced = {summary.id: summary for summary in summaries}, _list_replaced(summaries)
-    live = sorted((each for each in summaries if each.id not in replaced), key=lambda each: (each.start, each.stop))
+    Live ones come in the order of their messages, each before those that it replaces.
+    """
+    known = {summary.id: summary for summary in summaries}
+    live = sorted((each for each in summaries if each.is_live), key=lambda each: (each.start, each.stop))
     seen: set[str] = set()
-    pending = [SummaryNode(summary, 0, "live") for summary in reversed(live)]
+    pending: list[tuple[SummaryDocument, int, SummaryStatus]] = [(each, 0, "live") for each in reversed(live)]
     while pending:
-        summary, depth, _ = node = pending.pop()
+        summary, depth, status = pending.pop()
         if summary.id in seen:
             continue
         seen.add(summary.id)
-        yield node
-        parents = [SummaryNode(known[name], depth + 1, "parent") for name in summary.parents if name in known]
-        older = [SummaryNode(known[name], depth + 1, "superseded") for name in summary.supersedes if name in known]
-        pending += reversed(parents + older)
-
-
-def _list_replaced(summaries: Iterable[Summary]) -> set[str]:
-    return {name for summary in summaries for name in (*summary.parents, *summary.supersedes)}
+        yield summary, depth, status
+        pending += [(known[name], depth + 1, "superseded") for name in reversed(summary.supersedes) if name in known]
+        pending += [(known[name], depth + 1, "parent") for name in reversed(summary.parents) if name in known]
 
 
 async def load_page(log: LogReader, reference: str, number: int | None = 1) -> OriginalPage:
@@ -369,14 +355,22 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
         raise
     except NotFound as error:
         raise NotFound(f"{error}; {_WHERE}") from error
+    page = make_page(name, loaded.session, loaded.text, number)
+    if page.number == page.pages:
+        return page
+    following = page.number + 1
+    hint = (
+        f"\n[page {page.number} of {page.pages} of ref:{name}; the next: `palimpsest expand {name} --page {following}`"
+        f" or GET /-/api/refs/{name}?page={following}]\n"
+    )
+    return page._replace(text=page.text + hint)
+
+
+def make_page(name: str, session: str, text: str, number: int | None) -> OriginalPage:
+    """Return a page, counted from 1, of what a reference names; None: all of it. Raises NotFound."""
     if number is None:
-        return OriginalPage(name, loaded.session, loaded.text, 1, 1)
-    part, count = cut_page(loaded.text, number)
+        return OriginalPage(session, text, 1, 1)
+    part, count = cut_page(text, number)
     if not 1 <= number <= count:
         raise NotFound(f"ref:{name} has {count} page{'s' * (count > 1)}, counted from 1, and no page {number}")
-    if number < count:
-        part += (
-            f"\n[page {number} of {count} of ref:{name}; the next: `palimpsest expand {name} --page {number + 1}`"
-            f" or GET /-/api/refs/{name}?page={number + 1}]\n"
-        )
-    return OriginalPage(name, loaded.session, part, number, count)
+    return OriginalPage(session, part, number, count)

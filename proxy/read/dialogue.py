@@ -5,7 +5,6 @@ whatever the client does with its history later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -34,8 +33,6 @@ from proxy.wire.identity import count_preamble
 
 MOST_SHOWN = 4000
 """Characters of a text up to which it is whole in a piece of a conversation."""
-
-M = TypeVar("M")
 
 _MOST_ADDED = 40
 _MOST_KNOWN = 4  # conversations
@@ -103,33 +100,20 @@ class AddedDocument(msgspec.Struct, frozen=True):
     missing: str
 
 
-class CallMessages(NamedTuple, Generic[M]):
-    """The messages of a call, raw or parsed: before the conversation, in it, and those of the answer.
-
-    `known` of those in it were in an earlier call of the session. `missing` says why the request cannot be read, if it
-    cannot.
-    """
-
-    preamble: Sequence[M] = ()
-    messages: Sequence[M] = ()
-    known: int = 0
-    answer: Sequence[M] = ()
-    missing: str = ""
-
-
-async def load_call(log: LogReader, row: ExchangeRow, form: Format) -> CallMessages[bytes]:
-    """Load the request and the answer of an exchange."""
-    answer = form.list_echoes(row.rounds[-1].answer) if row.rounds and row.rounds[-1].answer else []
-    try:
-        body = await load_body(log, row)
-    except NotFound as error:
-        return CallMessages(answer=answer, missing=str(error))
+async def load_request_messages(log: LogReader, row: ExchangeRow, form: Format) -> tuple[list[bytes], int]:
+    """Load the raw messages of a request, and how many of them go before the conversation. Raises NotFound."""
+    body = await load_body(log, row)
     raws = list_inputs(body, form)
     leading = count_preamble(form.read_items(body.content, body.items))
     if instructions := body.member(form.instructions_key):
         raws.insert(0, b'{"role":"system","content":%b}' % instructions)
         leading += 1
-    return CallMessages(raws[:leading], raws[leading:], min(row.base, len(raws) - leading), answer)
+    return raws, leading
+
+
+def list_answer(row: ExchangeRow, form: Format) -> list[bytes]:
+    """Return the raw messages of the answer of an exchange; none if none was recorded."""
+    return form.list_echoes(row.rounds[-1].answer) if row.rounds and row.rounds[-1].answer else []
 
 
 async def load_added(log: LogReader, row: ExchangeRow) -> AddedDocument:
@@ -139,12 +123,18 @@ async def load_added(log: LogReader, row: ExchangeRow) -> AddedDocument:
         form = find_format(row)
     except NotFound as problem:
         return AddedDocument(row.session, row.n, 0, [], [], error, str(problem))
-    call = await load_call(log, row, form)
-    count = len(call.messages)
+    messages: list[bytes] = []
+    missing = ""
+    try:
+        raws, leading = await load_request_messages(log, row, form)
+        messages = raws[leading:]
+    except NotFound as problem:
+        missing = str(problem)
+    count = len(messages)
     start = min(max(row.base if row.tip else count, count - _MOST_ADDED), max(0, count - 1))
-    added = list(_list_added(form, call.messages, start, row.opened_ms))
-    answer = list(_list_added(form, [*call.messages, *call.answer], count, row.opened_ms))
-    return AddedDocument(row.session, row.n, start, added, answer, error, call.missing)
+    added = list(_list_added(form, messages, start, row.opened_ms))
+    answer = list(_list_added(form, [*messages, *list_answer(row, form)], count, row.opened_ms))
+    return AddedDocument(row.session, row.n, start, added, answer, error, missing)
 
 
 def _list_added(form: Format, raws: Sequence[bytes], start: int, at_ms: int) -> Iterator[AddedMessage]:
@@ -181,21 +171,13 @@ def _list_results(message: Message, asked: Mapping[str, ToolCall], at_ms: int) -
             yield ToolPart("", fit_text(id), None, output, status)
 
 
-class _Dialogue(NamedTuple):
-    """A conversation that was read: of a session with so many calls."""
-
-    recorded: int
-    path: MemoryPath
-    turns: list[TurnDocument]
-    items: list[SpokenMessage]
-
-
 class Dialogues:
     """Reads conversations a piece at a time. The newest few stay in memory, since pages ask for piece after piece."""
 
     def __init__(self, log: MemoryReader) -> None:
         self._log = log
-        self._known: LruCache[tuple[str, str], _Dialogue] = LruCache(_MOST_KNOWN)
+        # Whole conversations, each with the number of calls that its session had.
+        self._known: LruCache[tuple[str, str], tuple[int, DialogueDocument]] = LruCache(_MOST_KNOWN)
 
     async def load_piece(
         self, prefix: str, branch: str, message: str, start: int | None, limit: int
@@ -207,17 +189,13 @@ class Dialogues:
         session = await find_session(self._log, prefix)
         found = await self._find(session, branch)
         if message and not branch and not any(each.name == message for each in found.items):
-            branch = await self._find_branch(session, message)
-            found = await self._find(session, branch)
-        count = len(found.items)
+            found = await self._find(session, await self._find_branch(session, message))
         if start is None:
             place = next((i for i, each in enumerate(found.items) if each.name == message), None)
-            start = count - limit if place is None else place - limit // 4
-        start = max(0, min(start, count - 1))
+            start = found.count - limit if place is None else place - limit // 4
+        start = max(0, min(start, found.count - 1))
         items = [_cut(each) for each in found.items[start : start + limit]]
-        row = found.path.row
-        tip, turns = row.tip.hex(), found.turns
-        return DialogueDocument(session, tip, not branch, row.n, count, start, start + len(items), turns, items)
+        return replace(found, start=start, stop=start + len(items), items=items)
 
     async def load_message(self, prefix: str, branch: str, id: str) -> MessageDocument:
         """Return a whole message of a conversation by its node. Raises NotFound."""
@@ -236,14 +214,19 @@ class Dialogues:
                 return branch.tip.hex()
         raise NotFound(f"call {n} is no part of a conversation")
 
-    async def _find(self, session: str, branch: str) -> _Dialogue:
+    async def _find(self, session: str, branch: str) -> DialogueDocument:
+        """Return a whole conversation. One that has grown, was erased, or has no answer yet is read again."""
         row, known = await self._log.find_session(session), self._known.get((session, branch))
-        if known is None or known.recorded != row.recorded or row.erased_ms or not _is_over(known.path):
-            path = await load_path(self._log, session, branch)
-            items = await self._read(path)
-            known = _Dialogue(row.recorded, path, list(_list_turns(path, items)), items)
-            self._known.put((session, branch), known)
-        return known
+        if known is not None and known[0] == row.recorded and not row.erased_ms:
+            return known[1]
+        path = await load_path(self._log, session, branch)
+        items, last = await self._read(path), path.row
+        turns = list(_list_turns(path, items))
+        count = len(items)
+        found = DialogueDocument(session, last.tip.hex(), not branch, last.n, count, 0, count, turns, items)
+        if last.rounds and last.rounds[-1].answer:
+            self._known.put((session, branch), (row.recorded, found))
+        return found
 
     async def _read(self, path: MemoryPath) -> list[SpokenMessage]:
         held, _ = follow_epochs(path.nodes, await self._log.list_epochs(path.row.session))
@@ -258,10 +241,6 @@ class Dialogues:
                 SpokenMessage(**asdict(each), name=name, turn=number, held_ms=held.get(each.place), is_cut=False)
             )
         return items
-
-
-def _is_over(path: MemoryPath) -> bool:
-    return bool(path.row.rounds and path.row.rounds[-1].answer)
 
 
 def _list_turns(path: MemoryPath, items: Sequence[SpokenMessage]) -> Iterator[TurnDocument]:

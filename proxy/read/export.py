@@ -5,9 +5,8 @@ cannot be found raises before the first piece.
 """
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from functools import partial
-from typing import Literal, NamedTuple, get_args
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Literal, get_args
 
 import msgspec
 
@@ -19,7 +18,7 @@ from proxy.engine.recorded.documents import write_json
 from proxy.engine.recorded.lookup import find_session, pick_branch, read_exchanges
 from proxy.model.epoch import Epoch, read_view
 from proxy.model.errors import NotFound
-from proxy.model.log import ExchangeRow
+from proxy.model.log import BranchRow, ExchangeRow
 from proxy.model.messages import Message
 from proxy.read.calls import describe_whole
 from proxy.wire import FORMATS
@@ -38,34 +37,28 @@ _BOUND = (
 )
 
 
-class Export(NamedTuple):
-    """The pieces of a document, and a function that reads the exchanges it is made of from the log again."""
+async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") -> AsyncIterator[bytes]:
+    """Begin an export of the session whose id has this prefix, whole or one branch by its tip. Raises NotFound.
 
-    pieces: AsyncIterator[bytes]
-    read: Callable[[], AsyncIterator[ExchangeRow]]
-
-
-class Handoff(NamedTuple):
-    """What a handoff tells: the last exchange, the epoch that applies to it, the epoch's ledger, the messages after it.
-
-    Without an epoch all messages after the system prompt are in `messages`.
+    The pieces of the document are returned.
     """
-
-    end: ExchangeRow
-    epoch: Epoch | None
-    ledger: Sequence[Message]
-    messages: Sequence[Message]
-
-
-async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") -> Export:
-    """Begin an export of the session whose id has this prefix, whole or one branch by its tip. Raises NotFound."""
-    session = await find_session(log, prefix)
-    branch = pick_branch(await log.list_branches(session), tip) if tip else None
-    read = partial(read_exchanges, log, session, branch)
+    session, branch = await _find(log, prefix, tip)
     if form == "openai":
         items = (await load_conversation(log, session, branch)).items
-        return Export(_yield_one(write_json([msgspec.Raw(item) for item in items])), read)
-    return Export(_yield_lines(log, read()) if form == "jsonl" else _yield_document(log, session, read()), read)
+        return _yield_one(write_json([msgspec.Raw(item) for item in items]))
+    rows = read_exchanges(log, session, branch)
+    return _yield_lines(log, rows) if form == "jsonl" else _yield_document(log, session, rows)
+
+
+async def read_exported(log: LogReader, prefix: str, tip: str = "") -> AsyncIterator[ExchangeRow]:
+    """Yield the exchanges that an export of this session, or of one branch, is made of. Raises NotFound."""
+    async for row in read_exchanges(log, *await _find(log, prefix, tip)):
+        yield row
+
+
+async def _find(log: LogReader, prefix: str, tip: str) -> tuple[str, BranchRow | None]:
+    session = await find_session(log, prefix)
+    return session, pick_branch(await log.list_branches(session), tip) if tip else None
 
 
 async def _yield_one(piece: bytes) -> AsyncIterator[bytes]:
@@ -87,16 +80,17 @@ async def _yield_document(log: LogReader, session: str, rows: AsyncIterator[Exch
     yield b"]}\n"
 
 
-async def load_handoff(log: LogReader, prefix: str, tip: str = "") -> Handoff:
-    """Load the newest conversation of the session whose id has this prefix, or that of a branch. Raises NotFound."""
-    session = await find_session(log, prefix)
-    branch = pick_branch(await log.list_branches(session), tip) if tip else None
-    end, items = await load_conversation(log, session, branch)
+async def write_handoff(log: LogReader, prefix: str, tip: str = "") -> str:
+    """Write the newest conversation of the session whose id has this prefix, or that of a branch, in Markdown.
+
+    The same log gives the same text. Raises NotFound.
+    """
+    end, items = await load_conversation(log, *await _find(log, prefix, tip))
     messages = [FORMATS[end.wire].parse_message(item) for item in items]
     leading = next((i for i, each in enumerate(messages) if each.role != "system"), len(messages))
     epoch = await _find_epoch(log, end)
-    ledger = [FORMATS[end.wire].parse_message(raw) for raw in epoch.rendered] if epoch is not None else []
-    return Handoff(end, epoch, ledger, messages[leading + (epoch.depth if epoch is not None else 0) :])
+    rest = messages[leading + (epoch.depth if epoch is not None else 0) :]
+    return "\n".join(_render_handoff(end, epoch, rest)) + "\n"
 
 
 async def _find_epoch(log: LogReader, end: ExchangeRow) -> Epoch | None:
@@ -113,13 +107,8 @@ async def _find_epoch(log: LogReader, end: ExchangeRow) -> Epoch | None:
     return next(reversed(own or found), None)
 
 
-def write_handoff(handoff: Handoff) -> str:
-    """Render a handoff in Markdown. The same log gives the same text."""
-    return "\n".join(_render_handoff(handoff)) + "\n"
-
-
-def _render_handoff(handoff: Handoff) -> Iterator[str]:
-    end, epoch = handoff.end, handoff.epoch
+def _render_handoff(end: ExchangeRow, epoch: Epoch | None, rest: Sequence[Message]) -> Iterator[str]:
+    """Yield the lines of a handoff: of the epoch that applies to the last exchange, and the messages after it."""
     yield f"# Handoff of session {end.session}"
     yield ""
     yield f"Up to exchange {end.n} with {end.model or 'no model'}, as recorded by palimpsest. {_NOTE}"
@@ -129,10 +118,10 @@ def _render_handoff(handoff: Handoff) -> Iterator[str]:
     if epoch is not None:
         yield ""
         yield f"## The first {epoch.depth} messages, in short"
-        yield from render_messages(handoff.ledger)
+        yield from render_messages([FORMATS[end.wire].parse_message(raw) for raw in epoch.rendered])
     yield ""
     yield "## Word for word"
-    yield from render_messages(handoff.messages)
+    yield from render_messages(rest)
     if epoch is not None and epoch.originals:
         yield ""
         yield "## References"

@@ -107,21 +107,6 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()
 
 
-class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one.
-
-    `is_refusing`: it does not take our admin token.
-    """
-
-    address: str = ""
-    version: str = ""
-    is_refusing: bool = False
-    mode: str = ""
-    ceiling: int | None = None
-    upstreams: tuple[UpstreamFacts, ...] = ()
-    misplaced: tuple[Finding, ...] = ()
-
-
 def conclude(version: str, findings: Iterable[Finding], upstreams: Iterable[UpstreamFacts] = ()) -> Diagnosis:
     """Return the diagnosis of these findings."""
     found = tuple(findings)
@@ -347,30 +332,39 @@ def judge_local(upstream: str, *, summary_model: str) -> Finding:
     return Finding(f"local {upstream}", "ok", what, advice)
 
 
-def judge_server(server: ServerFacts, version: str, settings_mode: Mode) -> Finding:
-    """Judge the server that runs on the data directory."""
-    facts: Facts = {"address": server.address, "version": server.version, "mode": server.mode}
-    if not server.address:
+def find_facts(told: Diagnosis | None, name: str) -> Facts:
+    """Return the facts of the finding of this name; none without one."""
+    return next((each.facts for each in told.findings if each.name == name), {}) if told is not None else {}
+
+
+def judge_server(
+    address: str, told: Diagnosis | None, version: str, settings_mode: Mode, *, is_refusing: bool = False
+) -> Finding:
+    """Judge the server that runs on the data directory, by what it tells of itself; without an address none runs.
+
+    `is_refusing`: it does not take our admin token.
+    """
+    theirs, mode = told.version if told is not None else "", find_facts(told, "mode").get("mode", "")
+    facts: Facts = {"address": address, "version": theirs, "mode": mode}
+    if not address:
         what = "No server runs on this data directory."
         advice = "`palimpsest run -- CLIENT` starts one with its client, `palimpsest serve` one that stays."
         return Finding("server", "warning", what, advice, facts=facts)
-    if server.is_refusing:
-        what = (
-            f"The server at {server.address} does not take this command's admin token, so it tells nothing of itself."
-        )
+    if is_refusing:
+        what = f"The server at {address} does not take this command's admin token, so it tells nothing of itself."
         advice = "Say --admin-token, as the server was told it."
         return Finding("server", "warning", what, advice, facts=facts)
-    if not server.version:
-        what = f"The server at {server.address} does not tell its version: it is older than this command."
+    if not theirs:
+        what = f"The server at {address} does not tell its version: it is older than this command."
         return Finding("server", "warning", what, "Restart it.", facts=facts)
-    if server.version != version:
-        what = f"The server at {server.address} is version {server.version}, this command {version}."
+    if theirs != version:
+        what = f"The server at {address} is version {theirs}, this command {version}."
         return Finding("server", "warning", what, "Restart the server.", facts=facts)
-    if server.mode and server.mode != settings_mode:
-        what = f"The server at {server.address} runs in mode {server.mode}, these settings say {settings_mode}."
-        state: State = "fault" if server.mode == "bypass" else "warning"
+    if mode and mode != settings_mode:
+        what = f"The server at {address} runs in mode {mode}, these settings say {settings_mode}."
+        state: State = "fault" if mode == "bypass" else "warning"
         return Finding("server", state, what, "Restart it with these settings.", facts=facts)
-    what = f"A server of this version runs at {server.address}."
+    what = f"A server of this version runs at {address}."
     return Finding("server", "ok", what, facts=facts)
 
 

@@ -126,12 +126,12 @@ async def load_tools(log: MemoryReader, prefix: str, turn: str = "", branch: str
 
 async def load_bundle(
     log: MemoryReader, prefix: str, max_episodic: int, max_semantic: int, branch: str = ""
-) -> tuple[MemoryBundle, str]:
+) -> BundleDocument:
     """Load the items that a model would be shown, and their text. Raises NotFound."""
     session = await find_session(log, prefix)
     path = await load_path(log, session, branch)
     bundle = choose_items(list_items(await log.load_memory(session), path.nodes), max_episodic, max_semantic)
-    return bundle, render_bundle(bundle)
+    return BundleDocument(bundle.episodic, bundle.semantic, text=render_bundle(bundle))
 
 
 async def build_snapshot(
@@ -150,7 +150,8 @@ async def build_snapshot(
     These are the system prompt, a message with the bundle, the turns before the current one, as messages or as text,
     and the current turn. Raises NotFound, and BadRequest for an unknown wire.
     """
-    bundle, text = await load_bundle(log, prefix, max_episodic, max_semantic, branch)
+    bundle = await load_bundle(log, prefix, max_episodic, max_semantic, branch)
+    text = bundle.text
     path = await load_path(log, await find_session(log, prefix), branch)
     form, tail = find_format(path.row), path.list_tail(raw_tail_turns)
     current = path.turns[-1].start if path.turns else 0

@@ -13,12 +13,11 @@ from proxy.engine.compaction.manual import ManualCompaction, check_unmanaged
 from proxy.engine.compaction.preview import PlannedEpoch, PreviewKind, plan_epoch
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.models import PriceList
-from proxy.engine.recorded.documents import describe
 from proxy.model.epoch import Epoch, EpochReason, Strategy, read_view
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow
-from proxy.read.context import EditDocument, ReferenceDocument, list_edits, list_references
+from proxy.read.context import EditDocument, ReferenceDocument, describe_epoch
 from proxy.read.diff import ChangeDocument, compare_messages
 
 _MOST_CALLS = 100
@@ -110,7 +109,7 @@ async def _describe(
         money = prices.price(request.upstream.name, row.model, Usage(input=round(abs(tokens)))).money
         return Cost(tokens, None if money is None else money if tokens >= 0 else -money)
 
-    return describe(
+    return describe_epoch(
         EpochPreview,
         epoch,
         session=row.session,
@@ -123,10 +122,6 @@ async def _describe(
         saving=price(saving),
         calls_away=calls,
         is_observed=row.mode != "manage",
-        references=list_references(epoch),
-        through=epoch.through.hex(),
-        edits=list_edits(epoch),
-        rendered=[msgspec.Raw(message) for message in epoch.rendered],
         diff=changes,
     )
 

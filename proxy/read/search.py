@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 
 from proxy.context.memory.traces import fit_text
-from proxy.context.references import PAGE
 from proxy.engine.ports import Index, LogReader
 from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.recorded.conversation import load_nodes
@@ -18,7 +17,7 @@ from proxy.engine.recorded.lookup import find_session, pick_branch
 from proxy.model.errors import BadRequest, Erased, NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.search import EntryKind, Hit, SearchQuery, Visibility
-from proxy.read.context import OriginalPage, load_page
+from proxy.read.context import OriginalPage, load_page, make_page
 
 DEFAULT_LIMIT, MOST_HITS = 20, 200
 MOST_TOKENS = 100_000
@@ -207,13 +206,7 @@ async def _load_indexed_page(
     entry = await index.find_entry(found[1]) if found else None
     if entry is None or (tenant is not None and entry.tenant != tenant):
         raise unknown
-    name, count = entry.reference, max(1, -(-len(entry.text) // PAGE))
-    if number is None:
-        return OriginalPage(name, entry.session, entry.text, 1, 1)
-    if not 1 <= number <= count:
-        raise NotFound(f"ref:{name} has {count} page{'s' * (count > 1)}, counted from 1, and no page {number}")
-    part = entry.text[(number - 1) * PAGE : number * PAGE]
-    return OriginalPage(name, entry.session, part, number, count)
+    return make_page(entry.reference, entry.session, entry.text, number)
 
 
 def _describe_hit(hit: Hit, visibility: Visibility | None) -> HitDocument:

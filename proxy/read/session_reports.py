@@ -19,7 +19,6 @@ from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.read.cache import CacheCall, CacheReader, CacheReport, sum_causes
 from proxy.read.savings import SavingsInputs, group_calls, load_saving, remember_cards
-from proxy.read.sessions import find_forks
 from proxy.read.timeline import (
     MOST_CALLS,
     CallFigures,
@@ -203,8 +202,8 @@ class SessionReports:
             await known.loops.read(known.reader.parents, known.judged, known.until - known.judged)
             known.judged = known.until
         if known.branched != count:
-            forks = find_forks(await self._log.list_branches(session))
-            known.branches = {n: place for place, fork in enumerate(forks) for n in fork.own}
+            branches = await self._log.list_branches(session)
+            known.branches = {call.n: place for place, branch in enumerate(branches) for call in branch.own}
             known.branched = count
         return rounds[done:]
 

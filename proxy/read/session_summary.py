@@ -6,11 +6,9 @@ Sums come from the log, money from the prices that are known now: an estimate ch
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from msgspec import structs
 
 from proxy.context.pricing import Cost
 from proxy.context.user_rules import list_sentences
@@ -98,26 +96,11 @@ class SessionSummary(msgspec.Struct, frozen=True):
     erased_ms: int | None
 
 
-@dataclass(slots=True)
-class TitleCache:
-    """Titles that were read before. One that is empty is read again, since more may be in the log by then."""
+class TitleCache(LruCache[str, str]):
+    """Titles that were read before, by their sessions. One that is empty is read again: more may be in the log then."""
 
-    titles: LruCache[str, str] = field(default_factory=lambda: LruCache(_MOST_TITLES))
-
-    async def find(self, log: LogReader, heads: Iterable[SessionHead]) -> dict[str, str]:
-        """Return the titles of sessions, by their ids."""
-        found: dict[str, str] = {}
-        for head in heads:
-            title = self.titles.get(head.session)
-            if not title:
-                title = await load_title(log, head)
-                self.titles.put(head.session, title)
-            found[head.session] = title
-        return found
-
-    def forget(self, session: str) -> None:
-        """Forget the title of a session, which was erased."""
-        self.titles.pop(session)
+    def __init__(self) -> None:
+        super().__init__(_MOST_TITLES)
 
 
 async def summarize_sessions(
@@ -131,22 +114,25 @@ async def summarize_sessions(
     newest = {each.session: each for each in await log.load_newest(ids)}
     totals = await load_totals(log, ids, inputs)
     heads = {each.session: each for each in await log.load_heads(ids)}
-    named = await (titles or TitleCache()).find(log, heads.values())
+    titles = titles if titles is not None else TitleCache()
     summaries = []
     for row in rows:
-        total = totals.get(row.id) or SavedTotal()
+        total, head = totals.get(row.id) or SavedTotal(), heads.get(row.id)
+        client = name_client(head.headers) if head is not None else ""
+        title = (titles.get(row.id) if head is not None else None) or ""
+        if head is not None and not title:
+            title = await load_title(log, head)
+            titles.put(row.id, title)
         saved = await describe_saving(log, row.id, total)
-        client = name_client(heads[row.id].headers) if row.id in heads else ""
-        names = client or name_sender(row.family), named.get(row.id, "")
-        summary = _summarize(row, total, newest.get(row.id) or Newest(row.id), names, now_ms)
-        summaries.append(structs.replace(summary, saved=saved))
+        found = newest.get(row.id) or Newest(row.id)
+        client = client or name_sender(row.family)
+        summaries.append(_summarize(row, total, found, now_ms, client=client, title=title, saved=saved))
     return summaries
 
 
 def _summarize(
-    row: SessionRow, total: SavedTotal, newest: Newest, names: tuple[str, str], now_ms: int
+    row: SessionRow, total: SavedTotal, newest: Newest, now_ms: int, *, client: str, title: str, saved: Saving | None
 ) -> SessionSummary:
-    client, title = names
     name = shorten_title(name_session(row.family))
     spent, is_counted = total.spent if total.is_charged else Cost(0.0, None), bool(total.counted)
     return describe(
@@ -169,7 +155,7 @@ def _summarize(
         window_tokens=WindowTokens(newest.client, newest.sent),
         cache_read_share=total.read / total.told if total.told else None,
         spent=spent,
-        saved=None,
+        saved=saved,
         auxiliary=AuxiliaryTotal(
             row.auxiliary,
             total.auxiliary_input,

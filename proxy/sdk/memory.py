@@ -40,8 +40,7 @@ class MemoryOfSession:
         episodic = self._policy.max_episodic_items if max_episodic is None else max_episodic
         semantic = self._policy.max_semantic_items if max_semantic is None else max_semantic
         async with self._using():
-            bundle, text = await load_bundle(self._compaction.memory.archive, self._session, episodic, semantic)
-        return BundleDocument(bundle.episodic, bundle.semantic, text=text)
+            return await load_bundle(self._compaction.memory.archive, self._session, episodic, semantic)
 
     async def compact(self, turn_ids: Sequence[str] = ()) -> MemoryResult:
         """Make memory of these turns, or of all but the current one that there is none of.

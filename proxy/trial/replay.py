@@ -5,6 +5,7 @@ in a directory of its own; no model is called, so that no summary is written by 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from proxy.model.epoch import Epoch, Replaced, Written
 from proxy.read.savings import price_call, read_calls
 from proxy.read.session_summary import find_title
 from proxy.transcripts.transcript import Transcript, TranscriptCall
-from proxy.trial.clock import ReplayClock
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
 from proxy.trial.requests import CALL, Requests
 from proxy.trial.usage import UsageEstimator
@@ -39,6 +39,32 @@ _HOSTS = {
 _NO_USAGE = "its transcript has no usage of {0}: counted, with what the provider's cache should hold"
 _MISSING = "its transcript is without {0}"
 _SIZED = "{0}: their size is taken from the usage of the first call"
+
+
+class ReplayClock:
+    """A clock that is put forward to when a call was made; between calls it runs as time does."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._wall = time.time()
+        self._began = time.monotonic()
+
+    def now_ms(self) -> int:
+        """Return milliseconds since 1970, by the transcript."""
+        return round(1000 * (self._wall + self.monotonic() - self._began))
+
+    def monotonic(self) -> float:
+        """Return seconds, never decreasing."""
+        return time.monotonic() + self._ahead
+
+    def begin(self, at_ms: int) -> None:
+        """Begin a session at this time, which may lie before those of others."""
+        if at_ms:
+            self._wall = at_ms / 1000 - (self.monotonic() - self._began)
+
+    def wait_until(self, at_ms: int) -> None:
+        """Let the time pass until `at_ms`."""
+        self._ahead += max(0.0, (at_ms - self.now_ms()) / 1000) if at_ms else 0.0
 
 
 def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> dict[str, list[Transcript]]:

@@ -8,7 +8,7 @@ import pytest
 from proxy.cli.formatting import (
     CAUSES,
     WAYS,
-    draw_forks,
+    draw_branches,
     format_plan,
     format_saving,
     format_table,
@@ -20,8 +20,8 @@ from proxy.cli.inspection.reports import format_difference
 from proxy.model.epoch import EpochReason, Plan, Rung
 from proxy.read.context import describe_plan
 from proxy.read.diff import ChangeDocument, DifferenceDocument, MemberDocument, SentDocument, SideDocument
-from proxy.read.sessions import Fork
-from tests.support.fake_log import SESSION, branch
+from proxy.read.sessions import BranchDocument
+from tests.support.fake_log import SESSION
 
 
 def test_control_characters_become_visible_and_line_breaks_stay() -> None:
@@ -50,12 +50,12 @@ def test_fractions_stand_to_the_right_and_lines_as_they_are() -> None:
     ]
 
 
-def fork(*own: int, after: int = 0) -> Fork:
-    return Fork(branch(f"t{own[-1]}", 1, own), own, after)
+def fork(*own: int, after: int = 0) -> BranchDocument:
+    return BranchDocument(f"t{own[-1]}", 1, "append", False, "", after, own, None)
 
 
-def draw(*forks: Fork, side: frozenset[int] = frozenset()) -> list[str]:
-    return [line.partition(" end")[0] for line, _ in draw_forks(forks, side)]
+def draw(*forks: BranchDocument, side: frozenset[int] = frozenset()) -> list[str]:
+    return [line.partition(" end")[0] for line, _ in draw_branches(forks, side)]
 
 
 def test_a_branch_stands_below_the_call_that_it_goes_on_from() -> None:
@@ -79,7 +79,7 @@ def test_a_branch_of_a_branch_is_one_level_deeper() -> None:
 
 
 def test_every_line_knows_its_call() -> None:
-    assert [n for _, n in draw_forks([fork(1, 3), fork(2)], frozenset())] == [1, 3, 0, 2, 0]
+    assert [n for _, n in draw_branches([fork(1, 3), fork(2)], frozenset())] == [1, 3, 0, 2, 0]
 
 
 def test_thousands_of_levels_are_drawn_in_a_few_columns() -> None:

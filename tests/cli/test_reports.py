@@ -5,9 +5,6 @@ import json
 import pytest
 from msgspec import structs
 
-from proxy.cli.inspection.reports import (
-    format_summaries,
-)
 from proxy.model.epoch import Original, StoredOriginal
 from tests.cli.commands import call
 from tests.store.samples import make_condensed, make_leaf
@@ -112,10 +109,11 @@ def test_a_session_without_summaries_says_so(capsys: pytest.CaptureFixture[str])
     assert "no session begins with 'zzz'" in capsys.readouterr().err
 
 
-def test_a_deep_line_stays_within_the_page() -> None:
+def test_a_deep_line_stays_within_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     line = [make_leaf("s0", [b"a"], text="x" * 200)]
     for i in range(1, 30):
         line.append(structs.replace(make_condensed(f"s{i}", [line[-1]]), text="x" * 200))
-    told = format_summaries(line).splitlines()
+    assert call(FakeLog(summaries=tuple(line)), "summaries", "abc") == 0
+    told = capsys.readouterr().out.splitlines()
     assert len(told) == 61
     assert max(map(len, told)) <= 80

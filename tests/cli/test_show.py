@@ -11,15 +11,16 @@ import pytest
 from proxy.cli.inspection.reports import format_difference
 from proxy.cli.inspection.show import format_exchange, format_session
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
+from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
 from proxy.read.cache import CacheCost, CacheReport, MissTotal
 from proxy.read.diff import DifferenceDocument
 from proxy.read.session_summary import AuxiliaryTotal
-from proxy.read.sessions import Overview, load_overview
+from proxy.read.sessions import OverviewDocument, load_overview
 from proxy.read.timeline import Loop
-from tests.cli.commands import call
+from tests.cli.commands import call, load_savings_inputs
 from tests.cli.test_sessions import SUMMARY
 from tests.support.fake_log import (
     ANSWER,
@@ -40,13 +41,21 @@ PLAN = Plan("x2", 0, "m", "plan", "e1", "soft", "", 1900, 300, 1000, 4.5, -2.5)
 EPOCH = Epoch("e1", "abc1", "m", "", b"", 3, "soft", "x2", 0, 1900, 300, b"[]", (), ())
 
 
+LITTLE_KNOWN = msgspec.structs.replace(SUMMARY, client_tokens=None, sent_tokens=None, saved=None)
+BARE = OverviewDocument(LITTLE_KNOWN, [], [])
+
+
+async def load_tree(log: FakeLog) -> OverviewDocument:
+    return await load_overview(log, "abc1", await load_savings_inputs(Settings()))
+
+
 def tell(*rows: ExchangeRow) -> list[str]:
     """The rows of a session whose calls have no place in a tree."""
-    return format_session(Overview(SESSION, (), ()), rows).splitlines()[:-2]
+    return format_session(BARE, rows).splitlines()[:-2]
 
 
 async def test_a_session_is_told_with_its_tree() -> None:
-    told = format_session(await load_overview(tree_log(), "abc1"), TREE)
+    told = format_session(await load_tree(tree_log()), TREE)
     sentence, head, tree, legend = told.split("\n\n")
     assert sentence == "8 calls; none was shortened."
     assert "name      agent-7" in head
@@ -72,9 +81,9 @@ async def test_a_session_is_told_with_its_tree() -> None:
 
 
 def test_what_is_special_about_a_session_is_told() -> None:
-    child = replace(SESSION, id="child", family="agent-8")
-    row = replace(SESSION, family="", parent="p1", adopted="a1", branches=1, side=2, model="")
-    told = format_session(Overview(row, (), (child,)), ())
+    child = msgspec.structs.replace(LITTLE_KNOWN, id="child", family="agent-8", title="")
+    session = msgspec.structs.replace(LITTLE_KNOWN, family="", parent="p1", adopted="a1", calls=1, side=2, model="")
+    told = format_session(OverviewDocument(session, [], [child]), ())
     for line in (
         f"name      {UNKNOWN} (its client sends none)",
         f"model     {UNKNOWN} at openai",
@@ -120,7 +129,7 @@ def test_times_on_several_days_have_the_day() -> None:
 async def test_no_line_is_longer_than_the_terminal(width: int) -> None:
     log, wide = tree_log(), replace(ROUND, completeness="truncated", plan=PLAN, error="e" * 200)
     log.exchanges = [replace(row, model="claude-sonnet-4-5-20250929", rounds=(wide,)) for row in log.exchanges]
-    told = format_session(await load_overview(log, "abc1"), log.exchanges, epochs=[EPOCH], screen=Screen(width))
+    told = format_session(await load_tree(log), log.exchanges, epochs=[EPOCH], screen=Screen(width))
     tree = told.split("\n\n")[2].splitlines()
     assert max(map(len, tree)) <= max(width, 56)  # what must be told takes 56
     assert (width < 100) == ("MODEL" not in tree[0])
@@ -130,7 +139,7 @@ def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
     use = make_use(2, cause="epoch", epoch_why="soft", read=10, saved=CacheCost(-40.0, -0.0009))
     report = CacheReport("abc1", [use, make_use(3, saved=CacheCost(90.0, 1.5))], {}, None)
     rows = (exchange(1), exchange(2, rounds=(replace(ROUND, plan=PLAN),)), exchange(3))
-    told = format_session(Overview(SESSION, (), ()), rows, found=report, epochs=[EPOCH], screen=Screen(90))
+    told = format_session(BARE, rows, found=report, epochs=[EPOCH], screen=Screen(90))
     assert told.startswith("3 calls, 1 of them shortened: the client sent 1,900 tokens, the model got 300.\n")
     first, second, third = told.split("\n\n")[2].splitlines()[1:]
     assert first.split()[4:] == ["10", "3", UNKNOWN, "1.2", "gpt-5"]
@@ -140,7 +149,7 @@ def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
 
 def test_without_a_price_a_saving_is_in_tokens() -> None:
     report = CacheReport("abc1", [make_use(1, saved=CacheCost(1234.0, None))], {}, None)
-    assert "1,234 tok" in format_session(Overview(SESSION, (), ()), [exchange(1)], found=report)
+    assert "1,234 tok" in format_session(BARE, [exchange(1)], found=report)
 
 
 def test_what_else_happened_is_told_of_a_call() -> None:
@@ -149,7 +158,7 @@ def test_what_else_happened_is_told_of_a_call() -> None:
     report = CacheReport("abc1", [make_use(1, cause="system", read=10)], {}, None)
     wide = Screen(300)
     row = format_session(
-        Overview(SESSION, (), ()), [exchange(1, rounds=rounds, relation="volatile")], found=report, screen=wide
+        BARE, [exchange(1, rounds=rounds, relation="volatile")], found=report, screen=wide
     ).splitlines()[-3]
     assert (
         "⚡ the client changed its system prompt; ↻ its end rewritten; only a digest and the last turn; 2 rounds" in row
@@ -158,7 +167,7 @@ def test_what_else_happened_is_told_of_a_call() -> None:
 
 def test_a_loop_is_marked_at_its_call() -> None:
     loops = [Loop(2, 5, "bash", 6, has_same_output=True)]
-    told = format_session(Overview(SESSION, (), ()), [exchange(1), exchange(2)], screen=Screen(120), loops=loops)
+    told = format_session(BARE, [exchange(1), exchange(2)], screen=Screen(120), loops=loops)
     first, second = told.split("\n\n")[2].splitlines()[1:]
     assert "\N{INFINITY}" not in first
     assert "\N{INFINITY} loop: bash, 6 times in a row" in second
@@ -171,7 +180,7 @@ def test_a_call_in_which_the_model_recalled_has_the_tokens_of_its_client() -> No
         for client, sent in ((9000, 3000), (0, 3500))
     )
     row = exchange(1, rounds=(replace(ROUND, plan=first), replace(ROUND, k=1, plan=more)))
-    assert "9,000 → 3,500" in format_session(Overview(SESSION, (), ()), [row])
+    assert "9,000 → 3,500" in format_session(BARE, [row])
 
 
 def test_what_went_wrong_is_told() -> None:
@@ -194,8 +203,8 @@ def test_the_place_of_an_exchange_is_told() -> None:
 def test_a_client_cannot_move_the_cursor() -> None:
     bad = "\x1b[2J\x9b"
     told = format_exchange(replace(EXCHANGE, target=f"/{bad}", model="\x07"))
-    session = replace(SESSION, family=bad, model=bad, upstream=bad)
-    told += format_session(Overview(session, (), (session,)), [exchange(1, model=bad)])
+    session = msgspec.structs.replace(SUMMARY, family=bad, model=bad, upstream=bad, title=bad, client=bad)
+    told += format_session(OverviewDocument(session, [], [session]), [exchange(1, model=bad)])
     assert not [c for c in told if not c.isprintable() and c != "\n"]
 
 
@@ -237,9 +246,8 @@ def test_what_a_call_saved_or_cost_is_told(saved: CacheCost, words: str) -> None
 
 def test_a_session_is_told_with_its_title_client_and_saving() -> None:
     child = msgspec.structs.replace(SUMMARY, id="child", title="look for callers")
-    overview = Overview(SESSION, (), (replace(SESSION, id="child"),))
     rows = [exchange(2, rounds=(replace(ROUND, plan=PLAN),))]
-    told = format_session(overview, rows, summaries=(SUMMARY, child), screen=Screen(400))
+    told = format_session(OverviewDocument(SUMMARY, [], [child]), rows, screen=Screen(400))
     assert told.startswith(
         "1 call, 1 of them shortened: the client sent 355,327 tokens, the model got 206,445."
         " Managing saved $1.00, 25.0% of what sending everything would have cost.\n"
@@ -251,12 +259,12 @@ def test_a_session_is_told_with_its_title_client_and_saving() -> None:
 def test_what_was_missed_of_the_cache_is_told_in_a_line() -> None:
     report = CacheReport("abc1", [make_use(n=1), make_use(n=2, cause="epoch", epoch_why="soft", read=10)], {}, None)
     totals: Any = {"epoch": MissTotal(1, 70, 63.0, None)}
-    told = format_session(Overview(SESSION, (), ()), (), found=msgspec.structs.replace(report, totals=totals))
+    told = format_session(BARE, (), found=msgspec.structs.replace(report, totals=totals))
     assert "\ncache     45.0% of the input read; missed epoch 70\n" in told
-    clean = format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [make_use(n=1)], {}, None))
+    clean = format_session(BARE, (), found=CacheReport("abc1", [make_use(n=1)], {}, None))
     assert "\ncache     80.0% of the input read; missed nothing\n" in clean
     bare = CacheReport("abc1", [make_use(n=1, input=None)], {}, None)
-    assert "cache  " not in format_session(Overview(SESSION, (), ()), (), found=bare)
+    assert "cache  " not in format_session(BARE, (), found=bare)
     lines = [
         format_exchange(EXCHANGE, found=CacheReport("abc1", [call], {}, None)).splitlines()[-1]
         for call in (*report.calls, make_use(n=3, read=0, use="first", expected=0))
@@ -274,14 +282,14 @@ def test_what_was_not_counted_has_a_bound() -> None:
 
 
 def test_calls_of_our_own_are_told_apart() -> None:
-    summary = msgspec.structs.replace(SUMMARY, auxiliary=AuxiliaryTotal(2, 70_000, 1_000, 0.0, None))
+    summary = msgspec.structs.replace(SUMMARY, saved=None, auxiliary=AuxiliaryTotal(2, 70_000, 1_000, 0.0, None))
     calls = [exchange(1), exchange(2, kind="auxiliary")]
-    told = format_session(Overview(replace(SESSION, auxiliary=2), (), ()), calls, summaries=(summary,))
+    told = format_session(OverviewDocument(summary, [], []), calls)
     assert told.startswith("1 call; none was shortened.")
     assert "auxiliary 2 calls of our own beside these: input 70,000, output 1,000\n" in told
     assert "tokens    input 206,445, output 2,160\n" in told
     assert "our own call" in told.splitlines()[-3]
-    assert "auxiliary" not in format_session(Overview(SESSION, (), ()), (), summaries=(SUMMARY,))
+    assert "auxiliary" not in format_session(BARE, ())
     assert "(chat_completions; auxiliary, mode manage)" in format_exchange(exchange(2, kind="auxiliary"))
 
 
@@ -292,15 +300,13 @@ def test_from_where_on_calls_are_shortened_is_told() -> None:
     plan = Plan("x1", 0, "m", "original", "", "none", "", 900, 900, 1000, 0.0, None)
     planned = exchange(1, rounds=(replace(ROUND, plan=plan),))
     assert "shortened from 600 tokens on\n" in format_exchange(planned)
-    assert "strategy  epochs: shortened from 600 tokens on\n" in format_session(
-        Overview(SESSION, (), ()), [exchange(1), planned]
-    )
+    assert "strategy  epochs: shortened from 600 tokens on\n" in format_session(BARE, [exchange(1), planned])
     turned = exchange(1, rounds=(replace(ROUND, plan=msgspec.structs.replace(plan, view="m (turns)")),))
     assert "strategy  turns: shortened with each prompt, from 1,000 tokens on always\n" in format_exchange(turned)
 
 
 def test_of_calls_that_are_not_managed_no_soft_mark_is_told() -> None:
-    assert "shortened from 49,664" in format_session(Overview(SESSION, (), ()), [exchange(1)])
+    assert "shortened from 49,664" in format_session(BARE, [exchange(1)])
     for untouched in (exchange(1, mode="observe"), exchange(1, kind="auxiliary"), exchange(1, kind="passthrough")):
         assert "shortened from" not in format_exchange(untouched)
 

@@ -114,6 +114,20 @@ async def test_a_model_goes_to_the_first_upstream_that_claims_it_else_to_the_one
     assert (await Setup(*reversed(ROUTES[:2])).receive(ask("gpt-5"))).resolved.upstream.name == "main"
 
 
+@pytest.mark.parametrize(
+    ("body", "upstream"), [(ask("claude-x", "hi"), "claude"), (ask("claude-x"), "claude"), (b"?", "main")]
+)
+async def test_a_request_to_count_of_no_known_session_goes_to_the_upstream_of_its_model(
+    body: bytes, upstream: str
+) -> None:
+    resolver = Setup(*ROUTES).resolver
+    request = ClientRequest("POST", b"/v1/messages/count_tokens", ((b"x-session-id", b"s"),), body)
+    unread = resolver.resolve_stream(request, RequestOptions())
+    found = await resolver.find_counted(request, FORM, unread)
+    assert not isinstance(found, ManagedRequest)
+    assert (found.upstream.name, found.session.upstream, found.session.family) == (upstream, upstream, "x-session-id:s")
+
+
 async def test_without_a_model_the_first_upstream_answers_even_if_all_claim_some() -> None:
     claimed = (("claude", ("claude-*",)), ("local", ("llama*",)))
     assert (await Setup(*claimed).receive(ask("gpt-5"))).resolved.upstream.name == "claude"

@@ -121,8 +121,8 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     reception = RequestResolver(policy, routes, reader=readings, clock=clock, ids=CountingIds())
     form = ChatCompletions()
     controller = make_controller(archive, bus, clock, tasks)
-    stages = order_stages(controller.states)
-    exchanges = ExchangeService(Calls(policy, relay, tasks), {form.name: form}, reception, controller, stages)
+    calls = Calls(policy, relay, tasks)
+    exchanges = ExchangeService(calls, {form.name: form}, reception, controller, order_stages(controller, calls))
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:
         await exchanges.carry(request, form.name, client)

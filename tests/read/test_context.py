@@ -20,13 +20,12 @@ from proxy.read.context import (
     describe_pinned,
     describe_plan,
     describe_reversion,
-    describe_summaries,
     find_bound,
     load_epoch,
     load_page,
     load_summaries,
     load_summary,
-    order_nodes,
+    order_summaries,
 )
 from tests.store.samples import make_condensed, make_leaf
 from tests.support.contexts import make_epoch
@@ -189,7 +188,7 @@ ALL = (POOR, ONE, LATER, TWO, BOTH)
 
 async def test_a_summary_is_told_with_all_that_people_ask_of_it() -> None:
     told = structs.replace(ONE, files=("ref:a", "/b.py"), model="m", reason="too long", calls=("x2",), exchange="x1")
-    (document,) = as_documents(describe_summaries([told]))
+    (document,) = as_documents(await load_summaries(FakeLog(summaries=(told,)), "abc"))
     assert document == {
         **{"id": "one", "session": told.session, "kind": "leaf", "level": 1, "is_provisional": False},
         **{"start": 0, "stop": 2, "tokens": 3, "covered": 900, "parents": [], "supersedes": ["poor"]},
@@ -200,7 +199,7 @@ async def test_a_summary_is_told_with_all_that_people_ask_of_it() -> None:
 
 async def test_all_are_listed_and_it_is_told_which_still_count() -> None:
     log = FakeLog(summaries=ALL)
-    found = as_documents(describe_summaries(await load_summaries(log, "abc")))
+    found = as_documents(await load_summaries(log, "abc"))
     assert [(each["id"], each["is_live"]) for each in found] == [
         *(("poor", False), ("one", False), ("later", True), ("two", False), ("both", True))
     ]
@@ -227,8 +226,14 @@ async def test_an_error_says_which_there_are(summaries: tuple[Summary, ...], wha
         await load_summary(FakeLog(summaries=summaries), "abc", "no")
 
 
-def test_each_stands_above_what_it_was_made_of() -> None:
-    assert [(node.summary.id, node.depth, node.status) for node in order_nodes(ALL)] == [
+async def list_tree(*summaries: Summary) -> list[tuple[str, int, str]]:
+    """The tree of summaries, by their ids."""
+    found = order_summaries(await load_summaries(FakeLog(summaries=summaries), "abc"))
+    return [(summary.id, depth, status) for summary, depth, status in found]
+
+
+async def test_each_stands_above_what_it_was_made_of() -> None:
+    assert await list_tree(*ALL) == [
         ("both", 0, "live"),
         ("one", 1, "parent"),
         ("poor", 2, "superseded"),
@@ -237,11 +242,11 @@ def test_each_stands_above_what_it_was_made_of() -> None:
     ]
 
 
-def test_each_is_told_once_and_what_is_elsewhere_is_not() -> None:
+async def test_each_is_told_once_and_what_is_elsewhere_is_not() -> None:
     again = structs.replace(BOTH, id="again", supersedes=("both", "elsewhere"), parents=("one", "two"))
-    assert [node.summary.id for node in order_nodes((*ALL, again))] == ["again", "one", "poor", "two", "both", "later"]
-    assert [node.summary for node in order_nodes([BOTH])] == [BOTH]
-    assert list(order_nodes([])) == []
+    assert [id for id, _, _ in await list_tree(*ALL, again)] == ["again", "one", "poor", "two", "both", "later"]
+    assert await list_tree(BOTH) == [("both", 0, "live")]
+    assert await list_tree() == []
 
 
 NAME = "abcdefgh23"
@@ -264,7 +269,7 @@ class OriginalLog(FakeLog):
 @pytest.mark.parametrize("spelled", [NAME, f"ref:{NAME}", f" REF:{NAME.upper()} "])
 async def test_a_reference_is_known_in_any_spelling(spelled: str) -> None:
     page = await load_page(OriginalLog("hello", "there"), spelled)
-    assert page == (NAME, "abc1", "--- user\nhello\n\n--- user\nthere\n\n", 1, 1)
+    assert page == ("abc1", "--- user\nhello\n\n--- user\nthere\n\n", 1, 1)
 
 
 async def test_pages_join_to_the_whole_and_say_how_to_go_on() -> None:

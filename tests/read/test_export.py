@@ -11,7 +11,7 @@ from proxy.model.epoch import StoredContext
 from proxy.model.errors import Erased, NotFound
 from proxy.model.messages import LEDGER_HEAD
 from proxy.read.calls import describe_whole
-from proxy.read.export import Form, load_handoff, open_export, write_handoff
+from proxy.read.export import Form, open_export, read_exported, write_handoff
 from tests.support.contexts import make_epoch
 from tests.support.fake_log import ANSWER, REQUEST, TREE, FakeLog, tree_log
 from tests.support.managing import make_history
@@ -20,7 +20,7 @@ from tests.support.talking import Talk
 
 
 async def write(log: FakeLog, form: Form, tip: str = "") -> bytes:
-    return b"".join([piece async for piece in (await open_export(log, "abc", form, tip)).pieces])
+    return b"".join([piece async for piece in await open_export(log, "abc", form, tip)])
 
 
 async def test_a_document_has_all_exchanges_or_those_of_a_branch() -> None:
@@ -56,9 +56,14 @@ async def test_what_is_not_there_is_told_before_the_first_piece(form: Form, tip:
         await open_export(tree_log(), "x", form)
 
 
+async def test_what_an_export_is_made_of_is_read_again_by_itself() -> None:
+    assert [row.n async for row in read_exported(tree_log(), "abc", b"five".hex())] == [1, 4, 5]
+    assert [row.n async for row in read_exported(tree_log(), "abc")] == list(range(1, 9))
+
+
 async def test_pieces_are_loaded_as_they_are_asked_for() -> None:
     log = tree_log()
-    pieces = (await open_export(log, "abc", "jsonl")).pieces
+    pieces = await open_export(log, "abc", "jsonl")
     assert json.loads(await anext(pieces))["request"]["messages"]
     log.bodies.clear()
     assert json.loads(await anext(pieces))["missing"] == "this content was erased"
@@ -78,7 +83,7 @@ async def test_of_what_was_erased_a_handoff_says_that(monkeypatch: pytest.Monkey
     log = tree_log()
     monkeypatch.setattr(log, "load_request", load)
     with pytest.raises(Erased, match=r"^this call was erased$"):
-        await load_handoff(log, "abc")
+        await write_handoff(log, "abc")
 
 
 @pytest.fixture
@@ -92,10 +97,8 @@ async def talk() -> AsyncIterator[Talk]:
 async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(talk: Talk) -> None:
     history = await talk.grow_to(1)
     assert await talk.engine.tasks.finish(LIMIT)
-    handoff = await load_handoff(talk.log, talk.session)
-    text = write_handoff(handoff)
+    text = await write_handoff(talk.log, talk.session)
     (epoch,) = (await talk.log.load_context(talk.session)).epochs
-    assert handoff.epoch == epoch
     assert text.count(LEDGER_HEAD) == 1
     assert f"## The first {epoch.depth} messages, in short" in text
     archived = [message["content"] for message in history[2:] if message["content"] not in text]
@@ -106,7 +109,7 @@ async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(tal
         assert f"- `palimpsest expand {each.id}`: messages {each.place} to " in text
     assert f"word {talk.step}" in text
     assert "You are an agent." not in text
-    assert write_handoff(await load_handoff(talk.log, talk.session[:5])) == text
+    assert await write_handoff(talk.log, talk.session[:5]) == text
 
 
 @pytest.mark.parametrize(("model", "is_told"), [("claude-fable-5-2", True), ("gpt-4o", False)])
@@ -116,7 +119,7 @@ async def test_reasoning_that_is_bound_to_an_epoch_is_no_part_of_it(talk: Talk, 
     for steps in range(40, 60):
         if not talk.opened:
             await talk.ask(history[: 2 + 2 * steps], model=model)
-    text = write_handoff(await load_handoff(talk.log, talk.session))
+    text = await write_handoff(talk.log, talk.session)
     assert "in short" in text
     assert ("is accepted only through the proxy" in text) == is_told
     assert "I wonder." not in text
@@ -125,7 +128,7 @@ async def test_reasoning_that_is_bound_to_an_epoch_is_no_part_of_it(talk: Talk, 
 async def test_without_an_epoch_all_is_word_for_word(talk: Talk) -> None:
     history = await talk.grow(2)
     assert await talk.engine.tasks.finish(LIMIT)
-    text = write_handoff(await load_handoff(talk.log, talk.session))
+    text = await write_handoff(talk.log, talk.session)
     for message in history[1:]:
         assert message["content"] in text
     assert "in short" not in text
@@ -137,36 +140,36 @@ async def test_a_branch_is_handed_on_by_its_tip(talk: Talk) -> None:
     history = await talk.grow(2)
     await talk.ask([*history[:3], {"role": "user", "content": "otherwise"}])
     first, second = await talk.log.list_branches(talk.session)
-    assert "otherwise" not in write_handoff(await load_handoff(talk.log, talk.session, first.tip.hex()))
-    assert "otherwise" in write_handoff(await load_handoff(talk.log, talk.session, second.tip.hex()[:9]))
+    assert "otherwise" not in await write_handoff(talk.log, talk.session, first.tip.hex())
+    assert "otherwise" in await write_handoff(talk.log, talk.session, second.tip.hex()[:9])
     with pytest.raises(NotFound, match="no branch begins with"):
-        await load_handoff(talk.log, talk.session, "zz")
+        await write_handoff(talk.log, talk.session, "zz")
 
 
 async def test_fences_hold_what_has_fences(talk: Talk) -> None:
     history = await talk.grow(1)
     history[-1] = {**history[-1], "content": "a\n````\nb"}
     await talk.ask(history)
-    text = write_handoff(await load_handoff(talk.log, talk.session))
+    text = await write_handoff(talk.log, talk.session)
     assert "`````\na\n````\nb\n`````" in text
 
 
 async def test_it_is_short_after_a_revert_too(talk: Talk) -> None:
     await talk.grow_to(1)
-    before = write_handoff(await load_handoff(talk.log, talk.session))
+    before = await write_handoff(talk.log, talk.session)
     await talk.care.revert(talk.session, 1)
-    assert write_handoff(await load_handoff(talk.log, talk.session)) == before
+    assert await write_handoff(talk.log, talk.session) == before
 
 
 async def test_an_unknown_session_is_told() -> None:
     with pytest.raises(NotFound):
-        await load_handoff(tree_log(), "zzz")
+        await write_handoff(tree_log(), "zzz")
 
 
 async def test_what_is_no_text_is_named() -> None:
     content = b'[{"type":"text","text":"look"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]'
     log = FakeLog(bodies={"x1": b'{"messages":[{"role":"user","content":%b}]}' % content})
-    text = write_handoff(await load_handoff(log, "abc1"))
+    text = await write_handoff(log, "abc1")
     assert "\nlook\n(" in text
     assert "base64" not in text
 
@@ -179,6 +182,6 @@ class EpochLog(FakeLog):
 
 
 async def test_an_epoch_stands_for_nothing_of_a_request_without_a_place() -> None:
-    handoff = await load_handoff(EpochLog(), "abc1")
-    assert handoff.epoch is None
-    assert len(handoff.messages) == 2
+    text = await write_handoff(EpochLog(), "abc1")
+    assert "in short" not in text
+    assert text.count("### ") == 2

@@ -8,8 +8,8 @@ from proxy.doctor.rehearsal import Rehearsal, judge_passing, judge_rehearsal
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 from proxy.read.findings import (
+    Diagnosis,
     Finding,
-    ServerFacts,
     State,
     StoreFacts,
     UpstreamProbe,
@@ -198,20 +198,29 @@ def test_a_local_engine_is_told_what_it_is_asked_for() -> None:
     check(judge_local("here", summary_model="small"), "ok", "summaries by small, in idle moments")
 
 
+def tell(version: str, mode: Mode) -> Diagnosis:
+    """What a server of this version and mode finds."""
+    return conclude(version, (judge_mode(mode),))
+
+
 @pytest.mark.parametrize(
-    ("server", "mode", "state", "word"),
+    ("address", "told", "state", "word"),
     [
-        (ServerFacts(), "manage", "warning", "No server runs"),
-        (ServerFacts(address="http://a"), "manage", "warning", "does not tell its version"),
-        (ServerFacts(address="http://a", is_refusing=True), "manage", "warning", "--admin-token"),
-        (ServerFacts(address="http://a", version="0.9"), "manage", "warning", "Restart"),
-        (ServerFacts(address="http://a", version="1.0", mode="manage"), "manage", "ok", "http://a"),
-        (ServerFacts(address="http://a", version="1.0", mode="observe"), "manage", "warning", "mode observe"),
-        (ServerFacts(address="http://a", version="1.0", mode="bypass"), "manage", "fault", "mode bypass"),
+        ("", None, "warning", "No server runs"),
+        ("http://a", None, "warning", "does not tell its version"),
+        ("http://a", tell("0.9", "manage"), "warning", "Restart"),
+        ("http://a", tell("1.0", "manage"), "ok", "http://a"),
+        ("http://a", conclude("1.0", ()), "ok", "http://a"),
+        ("http://a", tell("1.0", "observe"), "warning", "mode observe"),
+        ("http://a", tell("1.0", "bypass"), "fault", "mode bypass"),
     ],
 )
-def test_a_server_is_judged_by_version_and_mode(server: ServerFacts, mode: Mode, state: State, word: str) -> None:
-    check(judge_server(server, "1.0", mode), state, word)
+def test_a_server_is_judged_by_version_and_mode(address: str, told: Diagnosis | None, state: State, word: str) -> None:
+    check(judge_server(address, told, "1.0", "manage"), state, word)
+
+
+def test_a_server_that_refuses_our_token_is_told() -> None:
+    check(judge_server("http://a", None, "1.0", "manage", is_refusing=True), "warning", "--admin-token")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from proxy.model.parts import TextPart
 from proxy.read.calls import RoundDocument, describe_body, is_json
 from proxy.read.context import EditDocument
 from proxy.read.savings import SavingsInputs
-from proxy.read.session_summary import summarize_sessions
-from proxy.read.sessions import BranchWords, Fork, Overview, describe_overview, find_forks, load_overview
+from proxy.read.sessions import BranchWords, describe_branches, load_overview
 from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
 from tests.support.compacting import Workshop
 from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch, tree_log
@@ -29,7 +28,7 @@ INPUTS = SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()
 
 
 def test_a_branch_goes_on_from_the_deepest_call_that_it_shares() -> None:
-    assert [(fork.own, fork.after) for fork in find_forks(BRANCHES)] == [
+    assert [(each.own, each.after) for each in describe_branches(BRANCHES, {})] == [
         ((1, 2, 6, 3), 0),
         ((4, 5), 1),
         ((7,), 0),
@@ -39,8 +38,8 @@ def test_a_branch_goes_on_from_the_deepest_call_that_it_shares() -> None:
 def test_the_deepest_is_not_the_latest() -> None:
     """The client went back to the first turn before it went on from the second."""
     first = branch("c", 5, (1, 4, 2, 3), depths=(1, 1, 3, 5))
-    forks = find_forks([first, branch("d", 5, (5,), depths=(5,), trunk=first, shared=3)])
-    assert [(fork.own, fork.after) for fork in forks] == [((1, 4, 2, 3), 0), ((5,), 2)]
+    found = describe_branches([first, branch("d", 5, (5,), depths=(5,), trunk=first, shared=3)], {})
+    assert [(each.own, each.after) for each in found] == [((1, 4, 2, 3), 0), ((5,), 2)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), max_size=20))
@@ -51,11 +50,12 @@ def test_it_goes_on_from_the_deepest_call_of_any_older_branch_on_its_way(drawn: 
         ExchangePosition(n, "", name, drawn[n - 1][1], "append", False) for n, name in enumerate(reversed(names), 1)
     ]
     seen: set[Call] = set()
-    for fork in find_forks(find_branches(parents, stands)):
-        shared = [call for call in fork.branch.exchanges if call in seen]
-        assert fork.after == max(((call.depth, call.n) for call in shared), default=(0, 0))[1]
-        own = [call for call in fork.branch.exchanges if call not in seen]
-        assert fork.own == tuple(call.n for call in sorted(own, key=lambda call: (call.depth, call.n)))
+    branches = find_branches(parents, stands)
+    for row, found in zip(branches, describe_branches(branches, {}), strict=True):
+        shared = [call for call in row.exchanges if call in seen]
+        assert found.after == max(((call.depth, call.n) for call in shared), default=(0, 0))[1]
+        own = [call for call in row.exchanges if call not in seen]
+        assert found.own == tuple(call.n for call in sorted(own, key=lambda call: (call.depth, call.n)))
         seen.update(own)
 
 
@@ -64,14 +64,14 @@ async def test_children_are_the_sessions_that_name_it_as_their_parent() -> None:
     log.sessions = [
         replace(SESSION, id=name, parent=parent) for name, parent in (("x", "abc1"), ("abc1", ""), ("y", "x"))
     ]
-    overview = await load_overview(log, "ab")
+    overview = await load_overview(log, "ab", INPUTS)
     assert [row.id for row in overview.children] == ["x"]
     assert overview.session.id == "abc1"
 
 
 async def test_a_session_that_is_not_there_is_not_found() -> None:
     with pytest.raises(NotFound):
-        await load_overview(FakeLog(), "x")
+        await load_overview(FakeLog(), "x", INPUTS)
 
 
 @pytest.mark.parametrize("content", [b"{}", b' [1e400, "\\ud800"] ', b'"x"', b"12345678901234567890123"])
@@ -101,13 +101,11 @@ def test_a_text_that_utf_8_cannot_hold_is_shown_without_what_it_is_not() -> None
     assert json.loads(write_json(edit))["text"] == "\ufffd"
 
 
-async def test_of_very_many_exchanges_the_later_branches_have_only_their_own() -> None:
+def test_of_very_many_exchanges_the_later_branches_have_only_their_own() -> None:
     """Of a thousand turns with as many edits at their end, each has all that is before."""
     trunk = branch("a", 1, range(1, 1001), depths=range(1, 1001))
     edits = [branch(str(n), 1, (n,), trunk=trunk, shared=999) for n in range(1001, 2001)]
-    summaries = await summarize_sessions(FakeLog(), (SESSION,), INPUTS)
-    overview = describe_overview(Overview(SESSION, find_forks([trunk, *edits]), ()), summaries)
-    described = [msgspec.structs.asdict(each) for each in overview.branches]
+    described = [msgspec.structs.asdict(each) for each in describe_branches([trunk, *edits], {})]
     assert [each["own"] for each in described[1:]] == [(n,) for n in range(1001, 2001)]
     whole = [each["exchanges"] for each in described if each["exchanges"] is not None]
     assert (len(whole), {len(numbers) for numbers in whole}) == (100, {1000})
@@ -125,19 +123,19 @@ async def test_a_branch_has_the_last_words_of_the_user() -> None:
     await shop.ask(said[:1])
     await shop.ask([*said[:2], *steps])
     await shop.ask([said[0], said[2]])
-    overview = await load_overview(shop.log, shop.session)
     words = BranchWords(shop.log)
-    found = await words.load(shop.session, overview.forks)
+    branches = await shop.log.list_branches(shop.session)
+    found = await words.load(shop.session, branches)
     assert list(found.values()) == ["One way.", "Another way."]
-    (summary,) = await summarize_sessions(shop.log, [overview.session], INPUTS)
-    document = describe_overview(overview, [summary], found)
+    document = await load_overview(shop.log, shop.session, INPUTS, words=words)
     assert [branch.words for branch in document.branches] == ["One way.", "Another way."]
-    assert [branch.words for branch in describe_overview(overview, [summary]).branches] == ["", ""]
+    unread = await load_overview(shop.log, shop.session, INPUTS)
+    assert [branch.words for branch in unread.branches] == ["", ""]
     words.forget()
-    assert await words.load(shop.session, overview.forks) == found
+    assert await words.load(shop.session, branches) == found
 
 
 async def test_a_branch_that_cannot_be_read_has_no_words() -> None:
     log = FakeLog(bodies={})
-    forks = (Fork(branch("c", 1, (1,), depths=(1,)), (1,), 0), Fork(branch("d", 1, (), depths=()), (), 0))
-    assert list((await BranchWords(log).load(SESSION.id, forks)).values()) == ["", ""]
+    branches = (branch("c", 1, (1,), depths=(1,)), branch("d", 1, (), depths=()))
+    assert list((await BranchWords(log).load(SESSION.id, branches)).values()) == ["", ""]

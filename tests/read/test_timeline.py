@@ -19,7 +19,7 @@ from proxy.read.savings import SavingsInputs
 from proxy.read.session_reports import SessionReports
 from proxy.read.timeline import list_marks, price_rewrite, summarize_epochs
 from tests.store.samples import make_epoch, make_plan
-from tests.support.fake_log import EXCHANGE, SESSION, FakeLog, exchange, make_use
+from tests.support.fake_log import EXCHANGE, SESSION, FakeLog, exchange, make_use, tree_log
 
 # A fresh token costs 1, one from the cache 0.1, one of the answer 5.
 PRICED = Card(prices=Prices(Rates(1.0, 5.0, 0.1, 1.0)), prices_source="settings")
@@ -108,6 +108,12 @@ async def test_a_timeline_is_kept_and_extended_and_shows_what_is_open() -> None:
     assert (await reports.load_cache("abc1")).session == SESSION.id
     with pytest.raises(NotFound):
         await reports.load_timeline("x")
+
+
+async def test_each_call_names_its_branch_by_its_place() -> None:
+    line = await SessionReports(tree_log(), INPUTS).load_timeline("abc1")
+    places = {1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0, 7: 2, 8: None}
+    assert dict(zip(line.n, line.branch, strict=True)) == places
 
 
 async def test_a_call_of_several_rounds_has_the_size_of_its_last_prompt_and_the_sum_of_all() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Headers, HeldRow, Usage
+from proxy.model.exchange import Headers, ReceivedRow, Usage
 from proxy.model.log import ExchangeRow, Record, RoundRow, SessionRow
 from proxy.model.manifest import BlobPiece, Manifest, compute_digest, encode_recipe, make_head_manifest, make_manifest
 from tests.store.samples import (
@@ -148,7 +148,7 @@ class ArchiveContract:
         assert await is_stored(archive, make_opening("e2", chain_body(turns, known=2)), held)
         assert await archive.load_request("e2") == join_body(turns)
         assert await archive.load_held("e2") == join_body(turns[2:], after=b'],"n":1}')
-        rows = [HeldRow("e2", "server", "again ?", held.digest), HeldRow("e1", "new", "", held.digest)]
+        rows = [ReceivedRow("e2", "server", "again ?", held.digest), ReceivedRow("e1", "new", "", held.digest)]
         assert await archive.list_held(make_key().id) == rows
         assert await archive.list_held("nobody") == []
         with pytest.raises(NotFound):

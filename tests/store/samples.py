@@ -9,12 +9,12 @@ from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Recalled,
 from proxy.model.exchange import (
     Completeness,
     Headers,
-    HeldCall,
     HistoryMode,
     Kind,
     Opening,
     Outcome,
     Reading,
+    ReceivedCall,
     Round,
     SessionKey,
     Timings,
@@ -233,9 +233,9 @@ def make_recalled(
 
 def make_held(
     exchange: str = "e1", body: Manifest | None = None, key: str = "", history: HistoryMode = "server"
-) -> HeldCall:
+) -> ReceivedCall:
     """What a client sent of a request whose history we hold."""
-    return HeldCall(exchange, history, key, b"d" * 32, body or make_manifest(b"{}"))
+    return ReceivedCall(exchange, history, key, b"d" * 32, body or make_manifest(b"{}"))
 
 
 def make_source(exchange: str = "e1", kind: str = "tick", *, session: str = "", node: bytes = b"a" * 16) -> SourceNote:

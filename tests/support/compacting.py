@@ -194,7 +194,7 @@ class Workshop(Engine):
         """Make one whose upstream is the one given, or a model that writes summaries."""
         engine_policy = EnginePolicy(commit_wait_ms=60_000)
         self.model: Model = upstream or Model(summarise, wire=wire)
-        self.wire, self.edits_context = wire, provider is None or provider.edits_context
+        self.wire = wire
         log: Any = archive or (after.archive if after is not None else KeptLog())
         super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
         self.log = log
@@ -214,7 +214,7 @@ class Workshop(Engine):
         count = lambda text: QuarterTokens().count(text, "o200k_base")[0]  # noqa: E731
         texts = TextJobs({"count": count, "extract": extract_features})
         caller = ModelCaller(policy, engine_policy, self.relay, self.memory, models, self.ids)
-        routes = [Route(self.model, edits_context=self.edits_context), *map(Route, others)]
+        routes = [Route(self.model), *map(Route, others)]
         self.summarizer = Summarizer(caller, hook, routes, b"secret", texts)
         self.remembered = SessionMemory(archive=log, gate=self.gate, clock=self.clock, texts=texts)
         call_later = lambda seconds, work: self.later.append(work)  # noqa: E731
@@ -239,7 +239,8 @@ class Workshop(Engine):
         states = StateReader(self.memory, models, self.bus, self.clock, is_asked=self.remembered.is_due)
         chain = FallbackChain(states, planner, self.bus, hard_wait_seconds=30.0, memory=snapshots)
         self.controller = ContextController(states, chain, self.trigger, self.bus)
-        calls, stages = Calls(engine_policy, self.relay, self.tasks), order_stages(states)
+        calls = Calls(engine_policy, self.relay, self.tasks)
+        stages = order_stages(self.controller, calls)
         self.exchanges = ExchangeService(calls, FORMATS, self.reception, self.controller, stages)
 
     async def call(

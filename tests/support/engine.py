@@ -27,7 +27,7 @@ from proxy.engine.stages.stage import Stage
 from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event
-from proxy.model.exchange import ClientRequest, Headers, HeldRow, Opening, Outcome, Reading, SessionKey
+from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, ReceivedRow, SessionKey
 from proxy.model.lineage import Lineage, StoredSession
 from proxy.model.log import (
     ArchiveHealth,
@@ -179,7 +179,7 @@ class FakeArchive(UnmanagedLog):
     async def load_held(self, exchange: str) -> bytes:
         _miss(exchange)
 
-    async def list_held(self, session: str) -> Sequence[HeldRow]:
+    async def list_held(self, session: str) -> Sequence[ReceivedRow]:
         return ()
 
     async def recall(
@@ -502,7 +502,7 @@ class Engine:
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.readings = ResponseReader(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
-        routes = [Route(self.upstream, edits_context=provider is None or provider.edits_context)]
+        routes = [Route(self.upstream)]
         self.reception = RequestResolver(policy, routes, reader=self.readings, clock=self.clock, ids=self.ids)
         forms: tuple[Format, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
         formats: Mapping[str, Format] = {form.name: form for form in forms}
@@ -516,8 +516,10 @@ class Engine:
         parts = self.controller.states, self.lineage
         recall = RecallRounds(run, *parts, bus=self.bus, max_hops=4, record_cap=1 << 26) if run is not None else None
         policy = replace(policy, own_keys=own_keys)
+        calls = Calls(policy, self.relay, self.tasks)
         own_stages = order_stages(
-            self.controller.states,
+            self.controller,
+            calls,
             recall=recall,
             histories=build_histories(
                 nudges or NudgePolicy(),
@@ -529,7 +531,6 @@ class Engine:
                 providers={"main": provider} if provider else {},
             ),
         )
-        calls = Calls(policy, self.relay, self.tasks)
         self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, [*own_stages, *stages])
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

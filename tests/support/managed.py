@@ -177,7 +177,8 @@ class ManagedEngine(Engine):
         limits: Any = {"bus": self.bus, "max_hops": max_hops, "record_cap": 1 << 26}
         recall = RecallRounds(run, *parts, **limits, look_ahead=prepare) if run is not None else None
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
-        calls, stages = Calls(policy, self.relay, self.tasks), order_stages(self.controller.states, recall=recall)
+        calls = Calls(policy, self.relay, self.tasks)
+        stages = order_stages(self.controller, calls, recall=recall)
         self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, stages)
 
     def start(

@@ -84,7 +84,8 @@ class RescuedEngine(Engine):
         self.relay = RescuedRelay(rescuer, *parts)
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         policy = options.get("policy") or EnginePolicy()
-        calls, stages = Calls(policy, self.relay, self.tasks), order_stages(self.controller.states)
+        calls = Calls(policy, self.relay, self.tasks)
+        stages = order_stages(self.controller, calls)
         self.exchanges = ExchangeService(calls, formats, self.reception, self.controller, stages)
 
 

@@ -246,8 +246,9 @@ def _build_exchanges(
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
     least = plan.loops.threshold
     loops = LoopWatch(bus, least, plan.loops.action) if least else None
-    stages = order_stages(controller.states, loops=loops)
-    return ExchangeService(Calls(policy, relay, tasks), formats, reception, controller, stages), readings
+    calls = Calls(policy, relay, tasks)
+    stages = order_stages(controller, calls, loops=loops)
+    return ExchangeService(calls, formats, reception, controller, stages), readings
 
 
 async def _stop(served: Served) -> None:

@@ -8,42 +8,35 @@ from proxy.engine.recorded.conversation import find_format
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import Message
-from proxy.read.dialogue import CallMessages, load_call
+from proxy.read.dialogue import list_answer, load_request_messages
 
 _MOST_LINES, _MOST_CHARACTERS = 40, 4000
 _INDENT = "    "
 
 
-async def load_call_text(log: LogReader, row: ExchangeRow) -> CallMessages[Message]:
-    """Load the request and the answer of an exchange as messages."""
+async def load_call_text(log: LogReader, row: ExchangeRow, screen: Screen, *, is_whole: bool) -> list[str]:
+    """Load the lines of a call's request and answer. Unless it `is_whole`, only what it added, cut to size."""
     try:
         form = find_format(row)
     except NotFound:
-        return CallMessages(missing="it is in no known wire format; --raw request writes its bytes")
-    call = await load_call(log, row, form)
-    preamble, messages, answer = (
-        [form.parse_message(raw) for raw in raws] for raws in (call.preamble, call.messages, call.answer)
-    )
-    return CallMessages(preamble, messages, call.known, answer, call.missing)
-
-
-def format_call_text(call: CallMessages[Message], screen: Screen, *, is_whole: bool) -> Iterator[str]:
-    """Yield the lines of a call's request and answer. Unless it `is_whole`, only what it added, cut to size."""
-    if call.missing:
-        yield f"The request cannot be shown: {call.missing}."
-    shown = call.messages if is_whole else call.messages[min(call.known, max(0, len(call.messages) - 1)) :]
-    if is_whole:
-        for message in call.preamble:
-            yield from _format_message(message, message.role, screen, is_whole=True)
-    elif skipped := len(call.preamble) + len(call.messages) - len(shown):
-        before = "1 message" if skipped == 1 else f"{skipped:,} messages"
-        yield paint(f"… {before} before these, the system prompt included; --all shows them", "dim", screen)
-    for message in shown:
-        yield from _format_message(message, message.role or "unknown role", screen, is_whole=is_whole)
-    if not call.answer and not call.missing:  # else the answer may be missing for the same reason
-        yield paint("no answer was recorded", "dim", screen)
-    for message in call.answer:
-        yield from _format_message(message, "answer", screen, is_whole=is_whole)
+        return ["The request cannot be shown: it is in no known wire format; --raw request writes its bytes."]
+    raws, leading, problem = list[bytes](), 0, ""
+    try:
+        raws, leading = await load_request_messages(log, row, form)
+    except NotFound as error:
+        problem = f"The request cannot be shown: {error}."
+    lines, answer = [problem] * bool(problem), list_answer(row, form)
+    first = 0 if is_whole else leading + min(row.base, max(0, len(raws) - leading - 1))
+    if first:
+        before = "1 message" if first == 1 else f"{first:,} messages"
+        lines.append(paint(f"… {before} before these, the system prompt included; --all shows them", "dim", screen))
+    for message in map(form.parse_message, raws[first:]):
+        lines += _format_message(message, message.role or "unknown role", screen, is_whole=is_whole)
+    if not answer and not problem:  # else the answer may be missing for the same reason
+        lines.append(paint("no answer was recorded", "dim", screen))
+    for message in map(form.parse_message, answer):
+        lines += _format_message(message, "answer", screen, is_whole=is_whole)
+    return lines
 
 
 def _format_message(message: Message, head: str, screen: Screen, *, is_whole: bool) -> Iterator[str]:

@@ -19,7 +19,7 @@ from proxy.context.memory.bundle import render_turns
 from proxy.engine.memory.path import MemoryReader
 from proxy.engine.recorded.documents import write_json
 from proxy.model.errors import ProxyError
-from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
+from proxy.model.memory import CLAIMED, ItemType, MemoryBundle, ToolInteraction
 from proxy.read.export import render_messages
 from proxy.read.memory import (
     DEFAULT_LIMIT,
@@ -117,8 +117,9 @@ async def _render(log: MemoryReader, chosen: _Chosen, policy: SnapshotPolicy, *,
         found = (await load_tools(log, session, turn, branch))[-limit:]
         return write_json(found) if as_json else _join(_format_tools(found))
     if item_type == "bundle":
-        bundle, text = await load_bundle(log, session, policy.max_episodic_items, policy.max_semantic_items, branch)
-        return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
+        bundle = await load_bundle(log, session, policy.max_episodic_items, policy.max_semantic_items, branch)
+        items = MemoryBundle(bundle.episodic, bundle.semantic)
+        return write_json(items) if as_json else f"{make_plain(bundle.text)}\n".encode()
     if item_type == "snapshot":
         made = await build_snapshot(
             log,

@@ -20,10 +20,9 @@ from proxy.config import Settings
 from proxy.engine.ports import LogReader
 from proxy.engine.recorded.documents import write_json
 from proxy.engine.recorded.lookup import find_exchange
-from proxy.model.epoch import Summary
-from proxy.read.context import SummaryStatus, describe_summaries, load_summaries, order_nodes
+from proxy.read.context import SummaryDocument, SummaryStatus, load_summaries, order_summaries
 from proxy.read.diff import ChangeDocument, DifferenceDocument, SideDocument, load_difference
-from proxy.read.export import load_handoff, write_handoff
+from proxy.read.export import write_handoff
 from proxy.read.search import load_found_page
 
 _MAX_SHOWN = 12  # messages of a change; the JSON form has all
@@ -72,8 +71,8 @@ def handoff(
     branch: BranchOption = "",
 ) -> None:
     """Write a conversation for another client to continue."""
-    found = read_session(called, session, lambda log, _, id: load_handoff(log, id, branch))
-    typer.echo(make_plain(write_handoff(found)).encode("utf-8", "replace"), nl=False)
+    found = read_session(called, session, lambda log, _, id: write_handoff(log, id, branch))
+    typer.echo(make_plain(found).encode("utf-8", "replace"), nl=False)
 
 
 @offers("as_json", *READS)
@@ -83,9 +82,7 @@ def summaries(
 ) -> None:
     """List a session's summaries as a tree."""
     found = read_session(called, session, lambda log, _, id: load_summaries(log, id))
-    typer.echo(
-        write_json(describe_summaries(found)) if called.as_json else format_summaries(found), nl=not called.as_json
-    )
+    typer.echo(write_json(found) if called.as_json else format_summaries(found), nl=not called.as_json)
 
 
 def format_difference(found: DifferenceDocument, rounds: int = 1) -> str:
@@ -135,7 +132,7 @@ def _format_member(text: str | None) -> str:
     return "(absent)" if text is None else shorten(text, WIDTH - 2)
 
 
-def format_summaries(found: Sequence[Summary]) -> str:
+def format_summaries(found: Sequence[SummaryDocument]) -> str:
     """Format summaries as a tree, two lines each: what the summary covers, and the beginning of its text.
 
     ● both        a live summary
@@ -145,7 +142,7 @@ def format_summaries(found: Sequence[Summary]) -> str:
     if not found:
         return "This session has no summaries."
     lines: list[Sequence[object] | str] = []
-    for summary, depth, status in order_nodes(found):
+    for summary, depth, status in order_summaries(found):
         indent = "  " * min(depth, _MAX_INDENT)
         name, span = f"{indent}{_SUMMARY_MARKS[status]} {summary.id}", f"{summary.start} to {summary.stop - 1}"
         model = shorten(summary.model or "-", _MODEL_WIDTH)

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from msgspec.structs import asdict
 
-from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_forks, format_amount, format_cost, format_count, format_plan
-from proxy.cli.inspection.calls import format_call_text, load_call_text
+from proxy.cli.formatting import CAUSES, SIDE_MARK, draw_branches, format_amount, format_cost, format_count, format_plan
+from proxy.cli.inspection.calls import load_call_text
 from proxy.cli.inspection.naming import read_session
 from proxy.cli.inspection.sessions import tell_saving
 from proxy.cli.services import MAX_NUMBER, READS, Invocation, SessionArgument, offers
@@ -40,8 +40,8 @@ from proxy.read.cache import CacheCall, CacheReport, load_cache
 from proxy.read.calls import describe_whole, list_calls
 from proxy.read.savings import SavingsInputs
 from proxy.read.session_reports import load_loops
-from proxy.read.session_summary import SessionSummary, summarize_sessions
-from proxy.read.sessions import BranchWords, Overview, describe_overview, load_overview
+from proxy.read.session_summary import SessionSummary
+from proxy.read.sessions import BranchDocument, BranchWords, OverviewDocument, load_overview
 from proxy.read.timeline import Loop
 
 EPOCH, MISS, ERROR, LOOP, RETRY = "▲", "⚡", "✕", "∞", "↻"
@@ -103,8 +103,7 @@ def show(
             return write_json(document)
         found = await load_cache(log, row.session, inputs, n)
         facts = format_exchange(row, document.bound, settings.budget, found, screen)
-        lines = format_call_text(await load_call_text(log, row), screen, is_whole=is_whole)
-        return "\n".join([facts, "", *lines])
+        return "\n".join([facts, "", *await load_call_text(log, row, screen, is_whole=is_whole)])
 
     found = read_session(called, session, query)
     if isinstance(found, bytes):
@@ -117,69 +116,60 @@ async def _render_session(
     log: LogReader, session: str, inputs: SavingsInputs, settings: Settings, screen: Screen | None
 ) -> bytes | str:
     """Return a session as text for a screen, or as JSON without one."""
-    overview = await load_overview(log, session)
+    overview = await load_overview(log, session, inputs, words=BranchWords(log) if screen is None else None)
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
-    summaries = await summarize_sessions(log, (overview.session, *overview.children), inputs)
     if screen is None:
-        words = await BranchWords(log).load(overview.session.id, overview.forks)
-        return write_json(asdict(describe_overview(overview, summaries, words)) | {"exchanges": list_calls(exchanges)})
+        return write_json(asdict(overview) | {"exchanges": list_calls(exchanges)})
     found = await load_cache(log, overview.session.id, inputs)
     epochs = await log.list_epochs(overview.session.id)
     loops = await load_loops(log, overview.session.id, settings.doom_loop.threshold)
     policy = settings.budget
-    return format_session(overview, exchanges, policy, found, summaries, epochs, screen, loops)
+    return format_session(overview, exchanges, policy, found, epochs, screen, loops)
 
 
 def format_session(
-    overview: Overview,
+    overview: OverviewDocument,
     exchanges: Sequence[ExchangeRow],
     policy: BudgetPolicy = _DEFAULT_BUDGET,
     found: CacheReport | None = None,
-    summaries: Sequence[SessionSummary] = (),
     epochs: Sequence[Epoch] = (),
     screen: Screen = PLAIN,
     loops: Sequence[Loop] = (),
 ) -> str:
     """Format a session: what became of its calls in a sentence, its name and relatives, then its calls as a tree."""
-    row, summary = overview.session, summaries[0] if summaries else None
+    session, own = overview.session, overview.session.auxiliary
+    sent, output = format_tokens(session.sent_tokens), format_tokens(session.output_tokens)
     lines = [
-        wrap(_tell_session(exchanges, summary), screen.width),
+        wrap(_tell_session(exchanges, session), screen.width),
         "",
-        f"session   {row.id}",
-        *_format_names(summary),
-        f"name      {row.family or f'{UNKNOWN} (its client sends none)'}",
-        f"model     {row.model or UNKNOWN} at {row.upstream}",
-        f"calls     {row.exchanges}, {format_count(row.branches, 'branch', 'branches')},"
-        f" {format_count(row.side, 'side call')}",
-        f"time      {format_local(row.created_ms)} to {format_local(row.last_ms)}",
-        *_format_tokens(summary),
+        f"session   {session.id}",
+        f"title     {session.title or UNKNOWN}",
+        f"client    {session.client or UNKNOWN}, {session.status}",
+        f"name      {session.family or f'{UNKNOWN} (its client sends none)'}",
+        f"model     {session.model or UNKNOWN} at {session.upstream}",
+        f"calls     {session.calls}, {format_count(session.branches, 'branch', 'branches')},"
+        f" {format_count(session.side, 'side call')}",
+        f"time      {format_local(session.created_ms)} to {format_local(session.last_ms)}",
+        f"tokens    input {sent}, output {output}",
         *_format_shortening(exchanges, policy),
         *_format_misses(found),
     ]
-    if summary and summary.auxiliary.calls:
-        own = summary.auxiliary
+    if own.calls:
         tokens = f"input {format_tokens(own.input)}, output {format_tokens(own.output)}"
         lines.append(f"auxiliary {format_count(own.calls, 'call')} of our own beside these: {tokens}")
-    if row.parent:
-        lines.append(f"parent    {row.parent}")
-    if row.adopted:
-        lines.append(f"goes on   from session {row.adopted}, under another credential")
-    titles = {each.id: each.title for each in summaries}
+    if session.parent:
+        lines.append(f"parent    {session.parent}")
+    if session.adopted:
+        lines.append(f"goes on   from session {session.adopted}, under another credential")
     for child in overview.children:
-        lines.append(f"child     {child.id}  {shorten(titles.get(child.id) or child.family, _LONGEST_NAME)}".rstrip())
+        lines.append(f"child     {child.id}  {shorten(child.title or child.family, _LONGEST_NAME)}".rstrip())
     days = {format_local(row.opened_ms)[:10] for row in exchanges}
     facts = _CallFacts(found, epochs, loops, slice(11, 19) if len(days) < 2 else slice(5, 16))
-    table = _format_calls(overview, exchanges, facts, screen)
+    table = _format_calls(overview.branches, exchanges, facts, screen)
     return "\n".join([*map(make_plain, lines), "", table, "", _LEGEND])
 
 
-def _format_tokens(summary: SessionSummary | None) -> Iterator[str]:
-    if summary is not None:
-        sent, output = format_tokens(summary.sent_tokens), format_tokens(summary.output_tokens)
-        yield f"tokens    input {sent}, output {output}"
-
-
-def _tell_session(exchanges: Sequence[ExchangeRow], summary: SessionSummary | None) -> str:
+def _tell_session(exchanges: Sequence[ExchangeRow], summary: SessionSummary) -> str:
     calls = [row for row in exchanges if row.kind != "auxiliary"]
     sizes = [size for row in calls if (size := _find_sizes(row))]
     cut = [size for size in sizes if size[1] < size[0]]
@@ -187,20 +177,13 @@ def _tell_session(exchanges: Sequence[ExchangeRow], summary: SessionSummary | No
         said = f"{format_count(len(calls), 'call')}; none was shortened."
     else:
         client, sent = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
-        if summary is not None and summary.client_tokens is not None and summary.sent_tokens is not None:
+        if summary.client_tokens is not None and summary.sent_tokens is not None:
             client, sent = summary.client_tokens, summary.sent_tokens
         said = (
             f"{format_count(len(calls), 'call')}, {len(cut)} of them shortened:"
             f" the client sent {format_tokens(client)} tokens, the model got {format_tokens(sent)}."
         )
-    return said if summary is None or summary.saved is None else f"{said} {tell_saving(summary.saved)}"
-
-
-def _format_names(summary: SessionSummary | None) -> Iterator[str]:
-    """Yield what a session is about, and who runs it."""
-    if summary is not None:
-        yield f"title     {summary.title or UNKNOWN}"
-        yield f"client    {summary.client or UNKNOWN}, {summary.status}"
+    return said if summary.saved is None else f"{said} {tell_saving(summary.saved)}"
 
 
 def _find_sizes(row: ExchangeRow) -> tuple[int, int] | None:
@@ -217,12 +200,14 @@ def _find_sizes(row: ExchangeRow) -> tuple[int, int] | None:
     return (max(client for client, _ in sizes), sizes[-1][1]) if sizes else None
 
 
-def _format_calls(overview: Overview, exchanges: Sequence[ExchangeRow], facts: "_CallFacts", screen: Screen) -> str:
+def _format_calls(
+    branches: Sequence[BranchDocument], exchanges: Sequence[ExchangeRow], facts: "_CallFacts", screen: Screen
+) -> str:
     """Format the tree of exchanges, then those that are on no branch."""
     rows = {row.n: row for row in exchanges}
     side = frozenset(n for n, row in rows.items() if row.is_side)
     lines: list[Sequence[Cell] | str] = []
-    for label, n in draw_forks(overview.forks, side):
+    for label, n in draw_branches(branches, side):
         lines.append(facts.make_row(label, rows.pop(n)) if n else label)
     lines += [facts.make_row(f"{SIDE_MARK if row.is_side else '-'} {n}", row) for n, row in rows.items()]
     return render_table(_COLUMNS, lines, screen)

@@ -13,6 +13,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody, UpstreamResponse
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.runtime import TaskRunner
+from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import Headers, RequestOptions
 from proxy.wire.format import Format
@@ -95,18 +96,25 @@ class Calls:
             (*self.policy.own_keys, *credentials),
         )
 
-    def bind(
-        self, request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None, *, is_edited: bool = False
-    ) -> Send:
+    async def commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
+        """Write an epoch to the log after the opening of its exchange. Return whether it is durable.
+
+        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that.
+        """
+        exchange.record(epoch)
+        seconds = self.policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
+        return await self.relay.confirm(exchange, seconds)
+
+    def bind(self, request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None) -> Send:
         """Return a function that sends a body with the method, target and headers of the client's request.
 
-        A response that may be withheld must be readable, and so must one that `is_edited`: such requests ask for no
+        A response that may be withheld must be readable, and so must one that is edited: such requests ask for no
         content-encoding. A body of ours may need a header that the client does not send, and has no content-encoding.
         """
-        is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
+        is_read = exchange.is_guarded or exchange.rounds is not None or exchange.is_edited
         own = accept_identity_only(request.headers) if is_read else request.headers
         trace = self._trace
-        own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
+        own = drop_beta(own, exchange.dropped_beta) if exchange.dropped_beta else own
 
         def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
             # a retry may have rounds where what it replaces had none

@@ -242,6 +242,15 @@ class OpenExchange:
     is_hidden: bool = False  # it is one of several rounds of an answer, in which a model recalled
     is_unreached: bool = False  # no response came from the upstream
     is_left: bool = False  # the call was cancelled while the end of its answer was recorded
+    is_edited: bool = False  # `client` changes what it passes on, so that no content-encoding may be asked for
+    dropped_beta: bytes = b""  # how a beta begins that is not asked for
+
+    def edit(self, client: Client, *, without: bytes) -> None:
+        """Give the response to a client that changes it on its way. Do not ask for the beta that begins with `without`.
+
+        Call it before the request is bound to its headers.
+        """
+        self.client, self.is_edited, self.dropped_beta = client, True, without
 
     def record_opening(self) -> Opening:
         """Queue the opening unless it is queued already. The copy kept here has only the size of a long body."""

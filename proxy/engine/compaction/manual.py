@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from proxy.context.budget import Budget
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.client_orders import take_clearing
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.request_state import RequestState
@@ -24,14 +25,14 @@ from proxy.engine.ports import Archive
 from proxy.engine.recorded.conversation import find_format, load_chain
 from proxy.engine.recorded.lookup import pick_branch, read_back, read_branch_back
 from proxy.engine.request import ManagedRequest
-from proxy.engine.request_resolver import read_clearing, read_output_limit
+from proxy.engine.request_resolver import read_output_limit
 from proxy.model.epoch import Epoch, Strategy, Summary
 from proxy.model.errors import Conflict
 from proxy.model.exchange import SUCCESS
 from proxy.model.lineage import Lineage
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
-from proxy.wire.body import append_item, remove_member
+from proxy.wire.body import append_item
 
 _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
@@ -168,8 +169,7 @@ class ManualCompaction:
             chain = make_chain(read_messages(form, split, None, 0, chain.root), None, chain.root)
         if route is None:
             raise Conflict(f"the upstream of this session, {key.upstream!r}, is no longer in the settings")
-        clearing = read_clearing(form, split, route, "manage")
-        return ManagedRequest(
+        request = ManagedRequest(
             "POST",
             row.target.encode(),
             row.headers,
@@ -186,11 +186,11 @@ class ManualCompaction:
             strategy=read_strategy(row.headers) or self.find_strategy(row.model),
             lineage=Lineage("", row.relation or "append", row.is_side, chain.tip, depth, row.base, (), ()),
             items_key=form.items_key,
-            split=split if clearing is None else remove_member(split, form.clearing_key),
+            split=split,
             chain=chain,
             most_output=read_output_limit(split),
-            clearing=clearing,
         )
+        return take_clearing(request, self.states.models.providers)
 
     async def _compute_state(self, request: ManagedRequest, *, is_kept: bool = True) -> RequestState:
         """Return the state of what will extend this request."""

@@ -5,7 +5,7 @@ our epochs do it, and nothing else: the trigger is a mark of the request's budge
 those of the settings. What of the rest is not done as asked is told in words.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,36 +14,38 @@ from proxy.context.verbatim import RECENT_GROUPS, estimate_reasoning
 from proxy.engine.context.accounting import label_note
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.context.session_context import SessionContext
+from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ClearedContext, ClearingTerms, Epoch, Kept, Pin, Plan, Replaced
 from proxy.model.exchange import Headers
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
+from proxy.wire.body import remove_member
 
 # The share of a budget that all pins together may take.
 _PINNED_SHARE = 0.1
 _STANDING_FOR = frozenset({"tombstone", "file"})
 
 
-async def take_pin(request: ManagedRequest, states: StateReader) -> tuple[Pin | None, Headers]:
+async def take_pin(request: ManagedRequest, states: StateReader) -> tuple[tuple[Pin, ...], Headers]:
     """Pin the newest message if the request asks for it. Return the pin, or labels that say why it was refused."""
     if not request.is_pinning:
-        return None, ()
+        return (), ()
     if not request.nodes:
-        return None, refuse_pin(request, "there is no message")
+        return (), refuse_pin(request, "there is no message")
     states.caches.forget_lost()
     context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
     newest, places = len(request.nodes) - 1, context.list_pinned(request.nodes)
     if newest in places:
-        return None, ()
+        return (), ()
     history = await states.caches.histories.follow(request)
     tokens = sum(history.count(place, place + 1) for place in (*places, newest))
     usable, ratio = states.find_budget(request).usable, states.find_ratio(request)
     if problem := find_pin_objection(ratio.apply(tokens), ratio.apply(usable)):
-        return None, refuse_pin(request, problem)
+        return (), refuse_pin(request, problem)
     pin = Pin(request.session.id, request.nodes[newest], is_on=True, at_ms=states.clock.now_ms())
     context.pin(pin)
-    return pin, ()
+    return (pin,), ()
 
 
 def find_pin_objection(tokens: int, usable: int) -> str:
@@ -62,6 +64,22 @@ def refuse_pin(request: ManagedRequest, reason: str) -> Headers:
     if not request.is_pinning:
         return ()
     return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
+
+
+def take_clearing(request: ManagedRequest, providers: Mapping[str, Provider]) -> ManagedRequest:
+    """Return a request without what it asks to be cleared, if that is our work: it is managed, and its upstream cannot.
+
+    `providers` are by upstream name.
+    """
+    form, provider = FORMATS[request.wire], providers.get(request.upstream.name, UNKNOWN_PROVIDER)
+    if provider.edits_context or request.mode != "manage" or form.clearing_key not in request.split.members:
+        return request
+    terms = form.read_clearing(request.split)
+    return (
+        request
+        if terms is None
+        else replace(request, split=remove_member(request.split, form.clearing_key), clearing=terms)
+    )
 
 
 def find_cleared(states: StateReader, request: ManagedRequest, plan: Plan | None) -> ClearedContext:

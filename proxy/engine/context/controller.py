@@ -4,9 +4,7 @@ Below the soft mark nothing is rewritten, nor counted while the size in bytes pr
 No error here fails a call: the request is then sent as the client sent it.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -26,7 +24,6 @@ from proxy.context.epoch_decision import (
     record_use,
 )
 from proxy.context.verbatim import may_bind_reasoning
-from proxy.engine.call.open_exchange import Retries
 from proxy.engine.context.accounting import (
     AnswerAccounting,
     SentObserver,
@@ -34,21 +31,18 @@ from proxy.engine.context.accounting import (
     add_note,
     label_note,
     tell_preamble,
-    tell_recorded,
     tell_removed,
 )
 from proxy.engine.context.client_orders import refuse_pin, take_pin, tell_unserved
 from proxy.engine.context.epoch_scope import count_shortened, make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
-from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.request import ManagedRequest, ResolvedRequest
+from proxy.engine.request import Counted, ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan, name_view
-from proxy.model.events import CeilingExceededEvent, Planned, PromptSent, RungFailedEvent
+from proxy.model.events import CeilingExceededEvent, Planned, RungFailedEvent
 from proxy.model.exchange import Headers
-from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS
 
 # No model has a window of fewer tokens, and a request has fewer tokens than bytes: below this size it always fits.
@@ -77,8 +71,8 @@ class ContextController:
         self.states = states
         self.chain = chain
         self._caches = states.caches
-        self._accounting = UsageAccounting(states.caches.sent, states.calibrator, observer)
-        self._bus = bus
+        self.accounting = UsageAccounting(states.caches.sent, states.calibrator, observer)
+        self.bus = bus
         self._observer = observer
         self._clock = states.clock
         AnswerAccounting(bus, states.models.prices, states.calibrator, states.caches.prompts)
@@ -105,72 +99,26 @@ class ContextController:
 
         `commit` writes an epoch to the log. Never raises: a request that cannot be managed is sent as it came.
         """
-        pin: Pin | None = None
+        pins: tuple[Pin, ...] = ()
         labels: Headers = ()
         try:
             if reason := await self._find_exemption(request):
                 labels = refuse_pin(request, reason)
                 outgoing = await self._remove_foreign(request, self._exempt(request, reason))
             else:
-                pin, labels = await take_pin(request, self.states)
+                pins, labels = await take_pin(request, self.states)
                 self._observer.note_managed(request)
                 outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
-        return self._conclude(request, outgoing).add(labels, pin)
-
-    def note_prompt(self, request: ManagedRequest, layers: bytes) -> None:
-        """Note a request that was sent, whatever was made of it."""
-        session, terms = request.session, FORMATS[request.wire].read_terms(request.split)
-        named = request.exchange, session.id, session.upstream, request.model, request.chain.nodes
-        if request.kind != "recorded":  # nothing was sent, so that no cache of ours has it
-            self._bus.publish(PromptSent(*named, layers, request.opened_ms, terms))
-
-    def note_recorded(self, request: ManagedRequest) -> None:
-        """Tell of a request whose opening is handed to the log, if anybody listens."""
-        tell_recorded(self._bus, request)
-
-    def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
-        """Watch the response to a request that was sent uncounted, and never will be counted."""
-        self._accounting.watch(request, outgoing.body)
-
-    def draft_ahead(self, outgoing: OutgoingRequest) -> None:
-        """Plan the next epoch in the background if it is near, once the request is on its way."""
-        if outgoing.state is not None and not outgoing.is_opened:  # in a callback: an error must not fail this call
-            asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state)
-
-    def build_manifest(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> Manifest:
-        """Build the manifest of a rewritten body."""
-        return self._accounting.build_manifest(request, outgoing)
-
-    def make_retries(
-        self,
-        request: ManagedRequest,
-        outgoing: OutgoingRequest,
-        *,
-        commit: Commit,
-        add_labels: Callable[[Headers], None],
-    ) -> Retries:
-        """Return the object that decides what is sent if the upstream refuses the request.
-
-        `add_labels` adds headers to the response.
-        """
-        return RefusalRetry(
-            self.states,
-            self.chain,
-            self._bus,
-            request,
-            outgoing,
-            commit=commit,
-            add_labels=add_labels,
-        )
+        return self._conclude(request, outgoing).add(labels, *pins)
 
     def _conclude(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
         """Note what is sent, and tell of its plan."""
         self._caches.prompts.note_sent(request, outgoing.epoch)
         outgoing = tell_unserved(request, outgoing)
         if outgoing.plan is not None:
-            self._bus.publish(Planned(request.session.id, outgoing.plan))
+            self.bus.publish(Planned(request.session.id, outgoing.plan))
         return outgoing
 
     def _decide_at_once(self, request: ManagedRequest) -> OutgoingRequest | None:
@@ -196,7 +144,7 @@ class ContextController:
             return OutgoingRequest("original", body)
         view = name_view(request.model, request.strategy)
         plan = Plan(request.exchange, 0, view, "original", reason=request.unread)
-        self._bus.publish(Planned(request.session.id, plan))
+        self.bus.publish(Planned(request.session.id, plan))
         return OutgoingRequest("original", body, plan=plan, labels=_label_observed(request.unread))
 
     def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
@@ -232,7 +180,7 @@ class ContextController:
         context.reasoning.note(EpochUse(request.view, request.chain.tip, ""))
         own = make_own_body(request, changed)
         outgoing = OutgoingRequest("original", own, is_managed=True, is_guarded=is_guarded, removed=tuple(changed))
-        return add_note(request, tell_removed(self._bus, request, context, outgoing))
+        return add_note(request, tell_removed(self.bus, request, context, outgoing))
 
     def _keep_epoch(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
@@ -268,7 +216,7 @@ class ContextController:
             extra={"exchange": request.exchange, "session": request.session.id},
         )
         problem = f"{type(error).__name__}: {error}"
-        self._bus.publish(
+        self.bus.publish(
             RungFailedEvent(session=request.session.id, exchange=request.exchange, rung="plan", error=problem)
         )
         plan = Plan(request.exchange, 0, request.view, "original", reason=problem)
@@ -318,8 +266,8 @@ class ContextController:
         """Charge a request to the account of its epoch. Return it with its plan and labels."""
         request = state.request
         _choose(state, chosen)
-        chosen = tell_removed(self._bus, request, state.context, chosen)
-        outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
+        chosen = tell_removed(self.bus, request, state.context, chosen)
+        outgoing = replace(self.accounting.account(state, chosen, decision), state=state)
         outgoing = outgoing.add(_label_own(state, outgoing, decision)).add(_label_shortened(state, outgoing))
         return self._label_excess(state, outgoing, decision)
 
@@ -346,11 +294,11 @@ class ContextController:
         context.reasoning.note(EpochUse(request.view, request.chain.tip, ""))
         changed = context.reasoning.find_changed(request, None)
         outgoing = replace(outgoing, body=make_own_body(request, changed), removed=tuple(changed))
-        return add_note(request, tell_removed(self._bus, request, context, outgoing))
+        return add_note(request, tell_removed(self.bus, request, context, outgoing))
 
     def _label_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """If a request is sent above its ceiling, say so in a header, an event and the plan; of a preamble once."""
-        budget, request, notice = state.budget, state.request, tell_preamble(self._bus, state)
+        budget, request, notice = state.budget, state.request, tell_preamble(self.bus, state)
         is_above = outgoing.tokens > (budget.usable if notice else budget.high)
         if not budget.usable or not (is_above or notice) or outgoing.plan is None:
             return outgoing
@@ -358,7 +306,7 @@ class ContextController:
             stays = MUST_STAY if outgoing.is_opened or _is_unshortened(state) else NOT_CUT
             reason = notice or _explain_uncut(outgoing) or decision.reason or stays
             tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(budget.usable)
-            self._bus.publish(
+            self.bus.publish(
                 CeilingExceededEvent(
                     session=request.session.id, exchange=request.exchange, tokens=tokens, usable=usable, error=reason
                 )
@@ -441,19 +389,19 @@ def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
     return ((b"x-palimpsest-notice", notice.encode()),) if shortened else ()
 
 
-async def write_counted(controller: ContextController, request: ManagedRequest) -> tuple[bytes, bytes, int]:
-    """Return what would be sent for a request now, what unmanaged, and the tokens between them. Opens no epoch."""
+async def write_counted(controller: ContextController, request: ManagedRequest) -> Counted:
+    """Return what would be sent for a request now. Opens no epoch."""
     states = controller.states
     context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
     own = make_own_body(request, context.reasoning.find_changed(request, None))
     if request.mode != "manage" or _find_management(request):
-        return own, own, 0
+        return Counted(own, own)
     epoch = context.find(request.view, request)
     state = await states.read(request, context, epoch, states.find_budget(request))
     outgoing = controller.chain.keep(state)
     if outgoing is None:
-        return own, own, 0
-    return outgoing.body, own, max(0, state.to_model_tokens(state.client_tokens - outgoing.tokens))
+        return Counted(own, own)
+    return Counted(outgoing.body, own, max(0, state.to_model_tokens(state.client_tokens - outgoing.tokens)))
 
 
 def _find_management(request: ManagedRequest) -> str:

@@ -31,8 +31,9 @@ from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model import Value
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, EpochReason, Pin, Plan, Recalled, Rung
+from proxy.model.epoch import Epoch, EpochReason, Plan, Recalled, Rung
 from proxy.model.exchange import Headers
+from proxy.model.log import Record
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
@@ -272,15 +273,17 @@ class OutgoingRequest(Value):
     is_managed: bool = False  # another form may be sent if the upstream refuses this one
     is_mendable: bool = False  # if the upstream refuses its reasoning because of an epoch, it is sent without
     is_guarded: bool = False  # a refusal is likely: the head of the response waits for its content
-    pin: Pin | None = None  # pins a message with this call
+    records: tuple[Record, ...] = ()  # what is recorded with its round
     state: RequestState | None = None  # what it was decided from; None if nothing was counted
     removed: tuple[int, ...] = ()  # indexes of the messages whose signed reasoning is not sent, and stood there before
     note: str = ""  # what is told of the removed reasoning
     failed: str = ""  # why the levels before this one failed; empty if none did
 
-    def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
-        """Return a copy with more labels, and with a pin."""
-        return replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
+    def add(self, labels: Headers, *records: Record) -> "OutgoingRequest":
+        """Return a copy with more labels, and more to record with its round."""
+        if not (labels or records):
+            return self
+        return replace(self, labels=(*self.labels, *labels), records=(*self.records, *records))
 
 
 class StateReader:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -20,8 +20,7 @@ from proxy.engine.context.epoch_scope import (
     weigh_epoch,
 )
 from proxy.engine.context.tool_offers import RecalledAnswers
-from proxy.engine.lineage.source_notes import SourceNotes
-from proxy.engine.ports import Archive
+from proxy.engine.ports import MOST_NOTED, Archive
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, SourceNote, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
@@ -46,6 +45,32 @@ def _look_at_error(drafting: "asyncio.Future[RenderedPlan]") -> None:
     """Retrieve the error of a plan that nobody may need, so that asyncio does not log it."""
     if not drafting.cancelled():
         drafting.exception()
+
+
+class SourceNotes:
+    """The kinds of prompt sources that requests told of their newest messages, by node; the newest `MOST_NOTED`."""
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def note(self, note: SourceNote) -> None:
+        """Add what a request told, in place of what an earlier one told of the same message."""
+        self._kinds[note.node] = note.kind
+        self._kinds.move_to_end(note.node)
+        while len(self._kinds) > MOST_NOTED:
+            self._kinds.popitem(last=False)
+
+    def absorb(self, stored: Iterable[SourceNote]) -> None:
+        """Add what the log has, which is older than what is here."""
+        later, self._kinds = self._kinds, OrderedDict()
+        for note in stored:
+            self.note(note)
+        self._kinds |= later
 
 
 class SessionContext:

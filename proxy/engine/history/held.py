@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -33,10 +33,10 @@ from proxy.engine.history.path import (
 from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import MOST_HELD, Client, Clock
-from proxy.engine.request import ManagedRequest
+from proxy.engine.request import ManagedRequest, SessionName
 from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven
-from proxy.model.exchange import SUCCESS, ClientRequest, Headers, HeldCall, HistoryMode, RequestOptions, SessionKey
+from proxy.model.exchange import SUCCESS, ClientRequest, Headers, HistoryMode, ReceivedCall, RequestOptions, SessionKey
 from proxy.model.lru import LruCache
 from proxy.model.manifest import make_encoded_manifest
 from proxy.wire.body import split_body
@@ -51,14 +51,6 @@ _ENDING_SECONDS = 5.0
 LOG_SECONDS = 10.0
 # Bytes of an answer that are read in the event loop.
 _READ_HERE = 64 * 1024
-
-
-class SessionName(NamedTuple):
-    """The session that a request names. `is_proven`: its upstream has accepted the credential lately."""
-
-    key: SessionKey
-    named: str
-    is_proven: bool = True
 
 
 class SessionNamer(Protocol):
@@ -134,7 +126,7 @@ class HeldExchange:
         self.client = CapturingClient(client, self.form, self._cap)
         return self.client
 
-    def make_record(self, request: ManagedRequest) -> HeldCall:
+    def make_record(self, request: ManagedRequest) -> ReceivedCall:
         """Return the record of what the client sent."""
         split, tenant = self._brought.split, request.session.tenant
         if self._encoded:
@@ -142,7 +134,7 @@ class HeldExchange:
         else:
             manifest, own = build_manifest(tenant, split, request.chain, self._own, 0)
             self._own = own or self._own
-        return HeldCall(request.exchange, self._history, self._key, self._brought.digest, manifest)
+        return ReceivedCall(request.exchange, self._history, self._key, self._brought.digest, manifest)
 
     async def read_answer(self) -> HeldAnswer | None:
         """Return the answer that the client got, or None if it is not complete."""
@@ -235,11 +227,11 @@ class HeldHistories:
             raise BadRequest("x-palimpsest-history is for requests whose body can be read: a JSON object")
         if len(incoming.body) > self._cap:
             raise TooLarge(f"a history takes requests of at most {self._cap} bytes (store.record_cap_bytes)")
-        program = options.program
-        if program is None:
+        local = options.local
+        if local is None:
             name, told = self._namer.name_session(incoming, split.member("model")), b""
         else:
-            name, told = SessionName(program.session, program.session.family), program.told
+            name, told = SessionName(local.session, local.session.family), local.told
         brought = read_brought(form, split, told)
         turn = await self._take_turn(name.key.id)
         try:

@@ -8,7 +8,7 @@ from proxy.engine.ports import HeldCalls, LogReader
 from proxy.engine.recorded.conversation import list_raws, load_chain
 from proxy.engine.recorded.lookup import read_back
 from proxy.model.epoch import StoredContext
-from proxy.model.exchange import CONVERSATION, HeldRow
+from proxy.model.exchange import CONVERSATION, ReceivedRow
 from proxy.model.log import ArchiveHealth, ExchangeRow
 from proxy.wire import FORMATS
 
@@ -50,7 +50,7 @@ def _may_be_complete(row: ExchangeRow) -> bool:
 
 
 async def _load(
-    log: LogReader, row: ExchangeRow, context: StoredContext, held: HeldRow | None, *, cap: int, scan: int
+    log: LogReader, row: ExchangeRow, context: StoredContext, held: ReceivedRow | None, *, cap: int, scan: int
 ) -> HeldPath | None:
     form = FORMATS[row.wire]
     rounds = next((len(each.rounds) for each in context.recalled if each.exchange == row.id), 0)

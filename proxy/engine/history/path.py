@@ -56,7 +56,7 @@ class HeldPath(msgspec.Struct, frozen=True, eq=False):
 
     The messages of the body begin at its beginning. The first one after the preamble begins at `first`, and the last
     one ends at `end`. `instructions` is the raw member with the system prompt, `waiting` are the ids of the calls
-    without results, and `tail` are the newest messages of the body. `key` and `digest` are as in `HeldCall`.
+    without results, and `tail` are the newest messages of the body. `key` and `digest` are as in `ReceivedCall`.
     """
 
     wire: str

@@ -94,8 +94,8 @@ def read_body_id(found: ClientId, body: SplitBody) -> ClientId:
     return found
 
 
-def asks_compaction(headers: Headers) -> bool:
-    """Return whether codex says that this call compacts its conversation, by a prompt of its own."""
+def is_said_aside(headers: Headers) -> bool:
+    """Return whether codex says that a call is beside its conversation: it compacts that, by a prompt of its own."""
     said = find_header(headers, _TURN)
     turn = read_object(said.decode("latin-1")) if b"compaction" in said else None
     return turn is not None and turn.get("request_kind") == "compaction"

@@ -68,7 +68,7 @@ class LineageQuery(msgspec.Struct, frozen=True, gc=False):
     is_trusted: bool = True  # it may use what is known of the tenant
     until: float = 0.0  # the end of its waits for the log, on the monotonic clock
     is_aside: bool = False  # it says itself that it is a side call
-    is_held: bool = False  # we hold its history, so that it is no side call
+    is_whole: bool = False  # its body was made here, with all of its history, so that it is no side call
 
     @property
     def likeness(self) -> Likeness:
@@ -470,7 +470,7 @@ def _is_side(query: LineageQuery, known: SessionNodes, base: int) -> bool:
     was a side call all the same, the first call with tools takes its place. If a client continues from the answer to a
     side call, that has become a conversation.
     """
-    if query.is_held:
+    if query.is_whole:
         return False
     if query.is_aside:
         return True

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.call.relay import Send
+from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.history.held import HeldExchange
 from proxy.engine.ports import Client
-from proxy.engine.request import PLAIN_ARRIVAL, Arrival, ManagedRequest
+from proxy.engine.request import PLAIN_ARRIVAL, Arrival, Counted, ManagedRequest
 from proxy.model import Value
 from proxy.model.exchange import ClientRequest, RequestOptions
 from proxy.model.log import Record
@@ -46,11 +47,15 @@ class Stage:
         """Return who gets the response: `exchange.client`, or one that passes it on to that. Nothing is decided yet."""
         return exchange.client
 
-    def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange) -> None:
+    def count(self, call: Call, exchange: OpenExchange, counted: Counted) -> Counted:
+        """Return what is sent of a request to count, whether it was read message by message or not."""
+        return counted
+
+    def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
         """Prepare for the response. It is decided what is sent, and nothing was sent yet."""
 
     def list_records(self, call: Call, request: ManagedRequest) -> Iterable[Record]:
-        """Return what is recorded with the opening, behind the request's place in its session."""
+        """Return what is recorded with the opening and the first round."""
         return ()
 
     def end(self, call: Call, request: ManagedRequest) -> None:
@@ -71,6 +76,7 @@ class Pipeline:
         self.shape = [each.shape for each in stages if type(each).shape is not Stage.shape]
         self.open = [each.open for each in stages if type(each).open is not Stage.open]
         self.prepare = [each.prepare for each in stages if type(each).prepare is not Stage.prepare]
+        self.count = [each.count for each in stages if type(each).count is not Stage.count]
         self.list_records = [each.list_records for each in stages if type(each).list_records is not Stage.list_records]
         self.end = [each.end for each in stages if type(each).end is not Stage.end]
         self.leave = [each.leave for each in stages if type(each).leave is not Stage.leave]

@@ -8,7 +8,7 @@ from proxy.engine.call.response_stream import LocalClient
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.exchange import SUCCESS, ClientRequest, Headers, ProgramCall
+from proxy.model.exchange import SUCCESS, ClientRequest, Headers, LocalCall
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.streams import MARKER_REACH
@@ -80,13 +80,13 @@ async def make_call(
     wire: str,
     take: Take | None = None,
     *,
-    program: ProgramCall | None = None,
+    local: LocalCall | None = None,
 ) -> LocalClient:
     """Make a call, and return its client, with a complete response of any status, once the log has it.
 
     If it is cancelled, so is the call.
 
-    `program` names its session, where we hold the history of that.
+    `local` names its session, where we hold the history of that.
     Raises ProxyError if no complete response came, and what `take` has raised once the call has ended.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -97,7 +97,7 @@ async def make_call(
 
     client = TakingClient(wire, take, end)
     # A task of its own: the caller's may go on for long, or be ended by others, and each call has an end in the log.
-    task = tasks.spawn(exchanges.carry(request, wire, client, program))
+    task = tasks.spawn(exchanges.carry(request, wire, client, local))
     task.add_done_callback(end)
     try:
         await ended

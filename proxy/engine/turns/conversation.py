@@ -35,7 +35,7 @@ from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.epoch import Epoch, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
 from proxy.model.events import AnswerRead, CompactionCompletedEvent, EpochOpened
-from proxy.model.exchange import SUCCESS, ClientRequest, ProgramCall, SessionKey
+from proxy.model.exchange import SUCCESS, ClientRequest, LocalCall, SessionKey
 from proxy.model.log import ExchangeRow
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, ToolPart
@@ -441,8 +441,8 @@ class ProgramSession:
     async def _call(self, request: ClientRequest, reader: PartReader | None) -> LocalClient:
         """Make a call. Raises UpstreamRefused if the upstream does not answer it."""
         home, take = self._home, reader.take if reader is not None else None
-        program = ProgramCall(self.key)
-        response = await make_call(home.exchanges, home.tasks, request, OWN_FORMAT.name, take, program=program)
+        local = LocalCall(self.key)
+        response = await make_call(home.exchanges, home.tasks, request, OWN_FORMAT.name, take, local=local)
         if response.status not in SUCCESS:
             told = read_object(response.content.decode(errors="replace"))
             said = read_error(told) if told is not None else response.content[:_MOST_QUOTED].decode(errors="replace")

@@ -32,9 +32,9 @@ from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
 from proxy.model.exchange import (
     Headers,
+    LocalCall,
     Opening,
     Outcome,
-    ProgramCall,
     Round,
     SessionKey,
     Timings,
@@ -250,7 +250,7 @@ class TurnRecorder:
         if (kept := await self._find_kept(key.id, read_key(request.headers), spelled)) is not None:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
-        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient()
+        elsewhere, client = LocalCall(key, spelled.told, respond), LocalClient()
         had_job = bool(self.jobs.list_jobs(key.id, SUMMARY))
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))

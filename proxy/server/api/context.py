@@ -32,13 +32,12 @@ from proxy.read.context import (
     describe_compaction,
     describe_pinned,
     describe_reversion,
-    describe_summaries,
     load_epoch,
     load_summaries,
     load_summary,
 )
 from proxy.read.diff import DifferenceDocument, Tally, load_difference
-from proxy.read.export import load_handoff, write_handoff
+from proxy.read.export import write_handoff
 from proxy.read.preview import EpochPreview, preview_epoch
 from proxy.server.api.parameters import Branch, BranchQuery, ListingQuery, Number, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, Endpoint, Media
@@ -163,8 +162,7 @@ class ContextApi:
 
     async def _list_summaries(self, path: SessionPath, query: ListingQuery) -> Listing[SummaryDocument]:
         """List the summaries of a session, the oldest first."""
-        summaries = await load_summaries(self._log, path.id)
-        return cut_listing("summaries", describe_summaries(summaries), query.cursor, query.limit)
+        return cut_listing("summaries", await load_summaries(self._log, path.id), query.cursor, query.limit)
 
     async def _show_summary(self, path: SummaryPath) -> SummaryDocument:
         """Show a summary."""
@@ -178,7 +176,7 @@ class ContextApi:
         self, path: SessionPath, query: BranchQuery
     ) -> Annotated[Response, Media(_MARKDOWN, "the conversation in short, as Markdown")]:
         """Write the conversation in short, for another agent."""
-        text = write_handoff(await load_handoff(self._log, path.id, query.branch))
+        text = await write_handoff(self._log, path.id, query.branch)
         return Response(text.encode("utf-8", "replace"), headers=GUARDS, media_type=_MARKDOWN)
 
     async def _list_pins(self, path: SessionPath) -> Listing[PinDocument]:

@@ -175,8 +175,7 @@ class MemoryApi:
     async def _bundle(self, path: SessionPath, query: BundleQuery) -> BundleDocument:
         """Show the items that a model is shown, and their text."""
         counts = self._read_counts(query)
-        bundle, text = await load_bundle(self._memory.archive, path.id, *counts, query.branch)
-        return BundleDocument(bundle.episodic, bundle.semantic, text=text)
+        return await load_bundle(self._memory.archive, path.id, *counts, query.branch)
 
     async def _snapshot(self, path: SessionPath, query: SnapshotQuery) -> SnapshotDocument:
         """Show what the conversation would begin with if it were sent from memory now."""

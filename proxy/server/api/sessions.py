@@ -29,7 +29,7 @@ from proxy.read.session_summary import (
     TitleCache,
     summarize_sessions,
 )
-from proxy.read.sessions import BranchWords, OverviewDocument, describe_overview, load_overview
+from proxy.read.sessions import BranchWords, OverviewDocument, load_overview
 from proxy.read.timeline import MOST_CALLS, EpochSummary, Timeline
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
@@ -106,7 +106,7 @@ class SessionsApi:
         """Forget what was read of sessions that were erased."""
         self._words.forget()
         for session in event.sessions:
-            self.titles.forget(session)
+            self.titles.pop(session)
             self.reports.forget(session)
 
     def list_routes(self) -> Sequence[Route]:
@@ -148,10 +148,7 @@ class SessionsApi:
 
     async def _show_session(self, path: SessionPath) -> OverviewDocument:
         """Show a session with its branches and the newest sessions that it started."""
-        overview = await load_overview(self._log, path.id)
-        rows = (overview.session, *overview.children)
-        summaries = await summarize_sessions(self._log, rows, self._inputs, self.titles)
-        return describe_overview(overview, summaries, await self._words.load(overview.session.id, overview.forks))
+        return await load_overview(self._log, path.id, self._inputs, self.titles, self._words)
 
     async def _list_exchanges(self, path: SessionPath, query: CallsQuery) -> Listing[CallDocument]:
         """List the calls of a session without bodies, the oldest first."""
@@ -193,7 +190,7 @@ class SessionsApi:
     ) -> Annotated[Response, Media(JSON, "the whole session"), Media(_LINES, "a line for each call")]:
         """Write a whole session, in pieces."""
         opened = await open_export(self._log, path.id, query.form, query.branch)
-        pieces = opened.pieces if request.method == "GET" else _write_nothing()
+        pieces = opened if request.method == "GET" else _write_nothing()
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[query.form])
 
     async def _show_cache(self, path: SessionPath) -> CacheReport:

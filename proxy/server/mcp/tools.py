@@ -21,7 +21,7 @@ from proxy.engine.recorded.lookup import find_exchange, find_session, list_match
 from proxy.model.errors import BadRequest, NotFound, ProxyError
 from proxy.model.log import ExchangeRow, Selection, SessionRow
 from proxy.model.search import EntryKind, SearchQuery
-from proxy.read.export import load_handoff, write_handoff
+from proxy.read.export import write_handoff
 from proxy.read.search import KINDS, ROLES, read_since
 
 INSTRUCTIONS = (
@@ -215,7 +215,7 @@ class McpTools:
 
     async def _hand_off(self, tenant: bytes | None, asked: HandoffArguments) -> str:
         session = await self._find_session(tenant, asked.session)
-        text = write_handoff(await load_handoff(self._log, session))
+        text = await write_handoff(self._log, session)
         call = RecallCall("read", f"session {session}", page=asked.page)
         return write_page(f"session {session}", text, call, self._policy.page_characters)
 

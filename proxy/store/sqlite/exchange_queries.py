@@ -13,7 +13,7 @@ from typing import cast
 from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_SHADOWS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import OUTSIDE, Original, Plan, StoredOriginal, name_file
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
-from proxy.model.exchange import Completeness, Headers, HeldRow, SessionKey, Timings, Usage
+from proxy.model.exchange import Completeness, Headers, ReceivedRow, SessionKey, Timings, Usage
 from proxy.model.log import (
     SHADOW,
     AuxiliaryUsage,
@@ -124,9 +124,9 @@ def load_held(connection: sqlite3.Connection, exchange: str) -> bytes:
     return _load_body(connection, *row)
 
 
-def list_held(connection: sqlite3.Connection, session: str) -> list[HeldRow]:
+def list_held(connection: sqlite3.Connection, session: str) -> list[ReceivedRow]:
     """Return what `HeldCalls.list_held` does."""
-    return [HeldRow(*row) for row in connection.execute(_LIST_HELD, (fit_text(session), MOST_HELD))]
+    return [ReceivedRow(*row) for row in connection.execute(_LIST_HELD, (fit_text(session), MOST_HELD))]
 
 
 def load_sent(connection: sqlite3.Connection, exchange: str, k: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
-from proxy.model.exchange import Headers, HeldCall, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
+from proxy.model.exchange import Headers, Opening, Outcome, Reading, ReceivedCall, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Lineage, Reply
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, Slice, compute_digest
@@ -79,7 +79,7 @@ class TransactionWriter:
             Outcome: self._add_outcome,
             Reading: self._add_reading,
             Trailer: self._add_trailer,
-            HeldCall: self._add_held,
+            ReceivedCall: self._add_held,
             Lineage: self._lineage.add_lineage,
             Reply: self._lineage.add_reply,
             Adoption: self._lineage.add_adoption,
@@ -247,7 +247,7 @@ class TransactionWriter:
             ),
         )
 
-    def _add_held(self, held: HeldCall) -> None:
+    def _add_held(self, held: ReceivedCall) -> None:
         found, body = self._ids.expect_exchange(held.exchange), held.body
         envelope, tip = self._add_body(found.tenant, body)
         values = (found.seq, held.history, fit_text(held.key), held.digest, tip, body.size, body.whole_digest)

@@ -76,10 +76,9 @@ async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: p
 async def test_a_rescuer_stands_by_who_is_managed() -> None:
     setup, told = Setup(), list[Headers]()
     sending = OutgoingRequest("original", b"", is_managed=True, is_guarded=True)
-    rescuer = setup.controller.make_retries(
-        make_subject(until(1)), sending, commit=setup.commit, add_labels=told.append
-    )
-    assert isinstance(rescuer, RefusalRetry)
+    controller, subject = setup.controller, make_subject(until(1))
+    parts = controller.states, controller.chain, controller.bus
+    rescuer = RefusalRetry(*parts, subject, sending, commit=setup.commit, add_labels=told.append)
     assert rescuer.read_start(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == "content"
 
 

@@ -104,7 +104,7 @@ async def test_a_pin_of_a_session_that_is_held_out_is_refused() -> None:
     setup = Setup(held_out=ALL)
     sending = await prepare(setup, until(2), headers=((b"x-palimpsest-pin", b"true"),))
     assert sending.labels == (OBSERVED, (b"x-palimpsest-notice", b"not pinned: holdout"))
-    assert sending.pin is None
+    assert sending.records == ()
 
 
 async def test_another_reason_to_stand_aside_is_told_in_both_arms_alike() -> None:

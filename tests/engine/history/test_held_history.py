@@ -19,7 +19,7 @@ from proxy.model.errors import (
     Unproven,
     UpstreamUnreachable,
 )
-from proxy.model.exchange import ClientRequest, HeldCall
+from proxy.model.exchange import ClientRequest, ReceivedCall
 from proxy.model.log import ArchiveHealth
 from tests.store.samples import make_outcome
 from tests.support.engine import JSON, RecordingClient, ScriptedResponse, wait_out
@@ -320,7 +320,7 @@ async def test_after_a_loss_the_log_gets_all_again(open_client: Open) -> None:
     await held.log.list_sessions()  # behind which it is known that this was lost
     held.lost = 1
     await held.call([user("c")], tools=tools)
-    assert [len(record.body.blobs) for record in held.log.of(HeldCall)] == [1, 0, 1]
+    assert [len(record.body.blobs) for record in held.log.of(ReceivedCall)] == [1, 0, 1]
     assert held.words == ["a", "word 1", "b", "word 2", "c"]
 
 
@@ -389,8 +389,8 @@ async def test_a_log_that_cannot_take_what_is_new_refuses(open_client: Open) -> 
 async def test_records_of_a_held_call_come_with_its_opening(open_client: Open) -> None:
     held = await open_client()
     await held.call([user("a")], (b"idempotency-key", b"k"), history="new")
-    (record,) = held.log.of(HeldCall)
-    assert isinstance(record, HeldCall)
+    (record,) = held.log.of(ReceivedCall)
+    assert isinstance(record, ReceivedCall)
     assert (record.exchange, record.history, record.key) == ("x1", "new", "k")
 
 

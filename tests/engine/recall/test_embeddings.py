@@ -348,7 +348,7 @@ async def test_a_call_to_a_local_server_stops_the_batch_which_is_made_later() ->
 
 async def test_another_upstream_is_asked_only_if_it_may_receive() -> None:
     other = ScriptedUpstream("other")
-    route = Route(other, ("e",), False)
+    route = Route(other, ("e",))
     for policy, expected in ((CompactionPolicy(), "main"), (CompactionPolicy(may_receive=("other",)), "other")):
         world = World(policy, (route,))
         world.passages.texts["s1"] = ["a"]

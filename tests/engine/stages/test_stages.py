@@ -7,16 +7,19 @@ import pytest
 
 from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.call.response_stream import PassingClient
+from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
 from proxy.engine.stages.clearing import Clearing
 from proxy.engine.stages.held import HeldCalls
+from proxy.engine.stages.local import LocalCalls
 from proxy.engine.stages.loops import LoopWatch
 from proxy.engine.stages.order import order_stages
-from proxy.engine.stages.program import ProgramCalls
 from proxy.engine.stages.prompt_sources import PromptSources
 from proxy.engine.stages.recalling import Recalling
+from proxy.engine.stages.refusals import Refusals
 from proxy.engine.stages.stage import Call, Pipeline, Stage
+from proxy.engine.stages.usage import Usage
 from proxy.model.epoch import SourceNote
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import ClientRequest, Headers, Opening
@@ -49,7 +52,7 @@ class Noting(Stage):
         self.noted.append("open")
         return Greeting(exchange.client)
 
-    def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange) -> None:
+    def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
         self.noted.append("prepare")
 
     def list_records(self, call: Call, request: ManagedRequest) -> Iterable[Record]:
@@ -124,6 +127,7 @@ def test_a_hook_that_no_stage_overrides_is_not_called(hook: str) -> None:
 def test_the_order_of_the_stages() -> None:
     engine = Engine(is_instant=True)
     parts: dict[str, Any] = {"histories": object(), "loops": LoopWatch(engine.bus, 3), "recall": object()}
-    kinds = [type(each) for each in order_stages(engine.controller.states, **parts)]
-    assert kinds == [ProgramCalls, HeldCalls, PromptSources, LoopWatch, Clearing, Recalling]
-    assert [type(each) for each in order_stages(engine.controller.states)] == [ProgramCalls, PromptSources, Clearing]
+    kinds = [type(each) for each in order_stages(engine.controller, engine.exchanges.calls, **parts)]
+    assert kinds == [LocalCalls, Usage, HeldCalls, PromptSources, LoopWatch, Clearing, Refusals, Recalling]
+    least = order_stages(engine.controller, engine.exchanges.calls)
+    assert [type(each) for each in least] == [LocalCalls, Usage, PromptSources, Clearing, Refusals]

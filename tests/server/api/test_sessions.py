@@ -448,9 +448,9 @@ async def test_what_was_read_of_a_session_is_forgotten_once_it_is_erased() -> No
     unused: Any = None
     api = SessionsApi(unused, unused, unused, unused)
     for session in ("gone", "left"):
-        api.titles.titles.put(session, "Secret words")
+        api.titles.put(session, "Secret words")
         known: Any = object()
         api.reports.known.put(session, known)
     api.forget(SessionsErased(1, 5, "person", ("gone",)))
-    assert [api.titles.titles.get(session) for session in ("gone", "left")] == [None, "Secret words"]
+    assert [api.titles.get(session) for session in ("gone", "left")] == [None, "Secret words"]
     assert api.reports.known.get("gone") is None and api.reports.known.get("left") is not None

@@ -13,19 +13,19 @@ from proxy.engine.stages.stage import Call, Stage
 _OK = 200
 
 
-class ProgramCalls(Stage):
+class LocalCalls(Stage):
     """Says whose the calls of programs are, and answers what was made elsewhere."""
 
     async def arrive(self, call: Call) -> Call:
         """Return a call of a program with its session, and with the response that came elsewhere, if any."""
-        program = call.options.program
-        if program is None:
+        local = call.options.local
+        if local is None:
             return call
-        if program.respond is None:
+        if local.respond is None:
             options = replace(call.options, history="program")
-            return replace(call, options=options, arrival=Arrival(session=program.session))
-        options, arrival = replace(call.options, history="record"), Arrival(session=program.session, kind="recorded")
-        return replace(call, options=options, arrival=arrival, send=partial(_answer, program.respond))
+            return replace(call, options=options, arrival=Arrival(session=local.session))
+        options, arrival = replace(call.options, history="record"), Arrival(session=local.session, kind="recorded")
+        return replace(call, options=options, arrival=arrival, send=partial(_answer, local.respond))
 
 
 async def _answer(respond: Callable[[bytes], Awaitable[bytes]], body: bytes | RequestBody) -> UpstreamResponse:

@@ -153,7 +153,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
 
     def add_notes(self, start: int, changed: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Return the messages from an index on that are sent changed: those of `changed`, and those with a note."""
-        notes = {place: note for place, note in self.notes.items() if place >= start}
+        notes = self.notes and {place: note for place, note in self.notes.items() if place >= start}
         if not notes:
             return changed
         append = FORMATS[self.wire].append_output

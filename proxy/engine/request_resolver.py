@@ -325,7 +325,7 @@ class RequestResolver:
         return make_chain(messages, before, root, is_plain=_is_plain(split.content, known, shared))
 
     async def _place(self, query: LineageQuery) -> Placement:
-        for exchange in self._lineage.list_unread(query):
+        for exchange in self._lineage.list_unread(query) if self._lineage.unread else ():
             await self._reader.read_now(exchange)
         return await self._lineage.place(query)
 

@@ -2,7 +2,8 @@
 
 Counts the modules of `proxy` that one call enters, and the Python functions of `proxy` that it runs, in the event
 loop's thread of a real server: from before the request is sent until the server has been idle for a moment, so that
-what follows the response counts. `short`: a streamed call of 1 KB, of a session that is not managed, like those before
+what follows the response counts. A room is a module in which a function has the request as a parameter, as the client
+sent it or as it was resolved; the path returns to a room when it enters one that it had left. `short`: a streamed call of 1 KB, of a session that is not managed, like those before
 it. `keep`: a streamed call of a session with an epoch. `open`: the call that opens it. The response has 24 chunks.
 The counts do not depend on the machine, but for a call more or less in what timers do.
 """
@@ -20,7 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 if not __package__:  # run as a file: its own folder is searched for packages, in place of the one above
     sys.path[0] = str(Path(__file__).parents[1])
@@ -28,6 +29,8 @@ if not __package__:  # run as a file: its own folder is searched for packages, i
 from benchmarks.processes import Nursery
 from benchmarks.targets import HARNESS_CORE, Setting, start_mock, start_palimpsest
 from proxy.__main__ import main as run_palimpsest
+from proxy.engine.stages.stage import Call
+from proxy.model.exchange import ClientRequest
 
 _PROBE_FILE = "BENCH_PATH_FILE"
 _PACKAGE = str(Path(__file__).parents[1] / "proxy") + "/"
@@ -37,34 +40,51 @@ _SOFT_CEILING = 8_000
 _STEPS, _STEP_BYTES = 30, 1600
 
 
+class TracedCall(NamedTuple):
+    """What one call ran: functions with how often, and the modules that its request entered, in order."""
+
+    calls: list[tuple[str, str, int]]
+    rooms: list[str]
+
+    @property
+    def returns(self) -> int:
+        """How often the request comes back to a module that it had left."""
+        entered = [room for i, room in enumerate(self.rooms) if not i or room != self.rooms[i - 1]]
+        return len(entered) - len(set(entered))
+
+
 class Probe:
     """Counts calls while it is on; a signal turns it on, the next one off, which writes the counts down."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._calls: Counter[tuple[str, str]] | None = None
+        self._rooms: list[str] = []
 
     def toggle(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
         if self._calls is None:
-            self._calls = Counter()
+            self._calls, self._rooms = Counter(), []
             sys.setprofile(self._note)
             return
         sys.setprofile(None)
         counted, self._calls = self._calls, None
         rows = [(file.removeprefix(_PACKAGE), name, count) for (file, name), count in counted.items()]
         fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps(rows))
+        fresh.write_text(json.dumps([rows, self._rooms]))
         fresh.rename(self._path)
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(_PACKAGE) and self._calls is not None:
             self._calls[code.co_filename, code.co_qualname] += 1
+            given = [frame.f_locals[name] for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
+            if any(isinstance(each, ClientRequest | Call) for each in given):
+                self._rooms.append(code.co_filename.removeprefix(_PACKAGE))
 
 
-def count(port: int, pid: int, probe: Path, body: bytes, session: str) -> list[tuple[str, str, int]]:
-    """The functions that one call runs, each with how often."""
+def count(port: int, pid: int, probe: Path, body: bytes, session: str) -> TracedCall:
+    """What one call runs."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.connect()
     time.sleep(_SETTLE_SECONDS)
@@ -78,10 +98,10 @@ def count(port: int, pid: int, probe: Path, body: bytes, session: str) -> list[t
         if time.monotonic() > limit:
             raise RuntimeError("the server did not write its counts down")
         time.sleep(0.01)
-    rows = [(file, name, times) for file, name, times in json.loads(probe.read_text())]
+    rows, rooms = json.loads(probe.read_text())
     probe.unlink()
     connection.close()
-    return rows
+    return TracedCall([(file, name, times) for file, name, times in rows], rooms)
 
 
 def ask(connection: http.client.HTTPConnection, body: bytes, session: str) -> None:
@@ -131,7 +151,7 @@ def measure(setting: Setting, probe: Path, *, is_listed: bool) -> None:
     opened = kept = None
     for steps in range(4, _STEPS):
         rows = count(target.port, pid, probe, build_history(steps), "long")
-        names = {name for _, name, _ in rows}
+        names = {name for _, name, _ in rows.calls}
         if opened is None and any("_make_epoch" in name for name in names):
             opened = rows
         elif opened is not None:
@@ -140,19 +160,22 @@ def measure(setting: Setting, probe: Path, *, is_listed: bool) -> None:
     _report("keep", [kept] if kept else [], is_listed=is_listed)
 
 
-def _report(kind: str, runs: list[list[tuple[str, str, int]]], *, is_listed: bool) -> None:
+def _report(kind: str, runs: list[TracedCall], *, is_listed: bool) -> None:
     if not runs:
         print(f"{kind}: there was no such call")
         return
-    calls = statistics.median(sum(times for _, _, times in rows) for rows in runs)
-    modules = statistics.median(len({file for file, _, _ in rows}) for rows in runs)
-    print(f"{kind}: {calls:g} own calls, {modules:g} own modules")
+    calls = statistics.median(sum(times for _, _, times in run.calls) for run in runs)
+    modules = statistics.median(len({file for file, _, _ in run.calls}) for run in runs)
+    rooms, returns = len(set(runs[-1].rooms)), runs[-1].returns
+    print(f"{kind}: {calls:g} own calls, {modules:g} own modules; {rooms} rooms, {returns} returns")
+    if is_listed:
+        print("       " + " > ".join(room for i, room in enumerate(runs[-1].rooms) if room != runs[-1].rooms[i - 1]))
     by_file: Counter[str] = Counter()
-    for file, _, times in runs[-1]:
+    for file, _, times in runs[-1].calls:
         by_file[file] += times
     for file, times in by_file.most_common() if is_listed else ():
         print(f"{times:6} {file}")
-        inside = sorted(((t, name) for f, name, t in runs[-1] if f == file), reverse=True)
+        inside = sorted(((t, name) for f, name, t in runs[-1].calls if f == file), reverse=True)
         print("       " + ", ".join(f"{name} {t}" if t > 1 else name for t, name in inside))
 
 

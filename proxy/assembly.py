@@ -12,7 +12,6 @@ from proxy.config import Settings
 from proxy.engine.call.calls import Calls, TraceHeaders
 from proxy.engine.call.relay import Relay
 from proxy.engine.call.response_reader import ResponseReader
-from proxy.engine.context.controller import ContextController
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.erasing.live import LiveSessions
 from proxy.engine.erasing.retention import Retention
@@ -109,9 +108,9 @@ class Engine:
 
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
-        self.context.trigger.jobs.close()
+        self.context.worker.jobs.close()
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
-        self.context.trigger.credentials.clear()
+        self.context.worker.credentials.clear()
         await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await asyncio.gather(self.worker.close(), self.sandbox.close())
         await self.index.close()
@@ -143,17 +142,17 @@ async def build_engine(
     context = build_context(
         settings, archive, relay, models, network.routes, tokenizer=tokenizer, worker=worker, is_patient=is_replay
     )
-    embed = build_embedding(settings.recall.embedding_model, context.trigger, worker)
+    embed = build_embedding(settings.recall.embedding_model, context.worker, worker)
     index = SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
     recall = Recall(archive, index, clock, settings.recall)
     found = settings.doom_loop
     loops = LoopWatch(bus, found.threshold, found.action) if found.threshold else None
     exchanges = _build_exchanges(
-        settings, archive, relay, network.routes, context.controller, recall=recall, loops=loops, trace=trace
+        settings, archive, relay, network.routes, context, recall=recall, loops=loops, trace=trace
     )
-    trigger, sandbox = context.trigger, SandboxProcesses()
-    conversations = Conversations(exchanges, archive, models, trigger.jobs, loops, policy.record_cap_bytes)
-    live = LiveSessions(exchanges, trigger.worker, context.memory.memory, worker, sandbox)
+    sandbox, summaries = SandboxProcesses(), context.worker
+    conversations = Conversations(exchanges, archive, models, summaries.jobs, loops, policy.record_cap_bytes)
+    live = LiveSessions(exchanges, summaries, context.memory.memory, worker, sandbox)
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     events = _build_events(archive, bus, models)
     return Engine(
@@ -171,7 +170,7 @@ async def build_engine(
         recall=recall,
         exchanges=exchanges,
         conversations=conversations,
-        files=build_files(settings.files, conversations, trigger, worker=worker, secret=archive.salt),
+        files=build_files(settings.files, conversations, summaries, worker=worker, secret=archive.salt),
         sandbox=sandbox,
         erasing=erasing,
         retention=Retention(policy=settings.store, erasing=erasing, clock=clock),
@@ -208,7 +207,7 @@ def _build_exchanges(
     archive: SqliteArchive,
     relay: Relay,
     routes: Sequence[Route],
-    controller: ContextController,
+    context: ManagedContext,
     *,
     recall: Recall,
     loops: LoopWatch | None,
@@ -216,16 +215,24 @@ def _build_exchanges(
 ) -> ExchangeService:
     policy, bus, clock, reader = settings.engine_policy(), relay.bus, relay.clock, relay.reader
     resolver = RequestResolver(policy, routes, reader=reader, clock=clock, ids=SystemIds())
-    providers, states, cap = settings.providers(), controller.states, policy.record_cap_bytes
+    controller, cap = context.controller, policy.record_cap_bytes
     calls = Calls(policy, relay, bus.tasks, trace=trace)
     stages = order_stages(
         controller,
         calls,
         histories=build_histories(
-            settings.nudge, policy, archive, resolver, bus=bus, clock=clock, turns=settings.turns, providers=providers
+            settings.nudge,
+            policy,
+            archive,
+            resolver,
+            bus=bus,
+            clock=clock,
+            turns=settings.turns,
+            providers=settings.providers(),
         ),
         loops=loops,
-        recall=build_rounds(recall, settings.recall, states, reader.lineage, bus=bus, record_cap=cap),
+        summaries=context.watch,
+        recall=build_rounds(recall, settings.recall, controller.states, reader.lineage, bus=bus, record_cap=cap),
     )
     return ExchangeService(calls, FORMATS, resolver, controller, stages)
 

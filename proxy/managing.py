@@ -16,7 +16,6 @@ from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.model_call import ModelCaller
 from proxy.engine.compaction.summarizer import Summarizer
-from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
@@ -34,6 +33,7 @@ from proxy.engine.recall.rounds import build_offers
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import EngineBus, SystemIds
 from proxy.engine.stages.shadow import ShadowCheck
+from proxy.engine.stages.summaries import SummaryWatch
 from proxy.engine.stages.tool_diet import ToolDiet
 from proxy.engine.text_jobs import TextJobs
 from proxy.store.memory_files import write_memory
@@ -49,7 +49,8 @@ class ManagedContext:
 
     controller: ContextController
     admin: EpochAdmin
-    trigger: CompactionTrigger
+    worker: SummaryWorker
+    watch: SummaryWatch
     memory: MemoryCompaction
 
 
@@ -86,7 +87,7 @@ def build_context(
         remember=memory.remember,
     )
     snapshots = SnapshotMemory(memory=memory, worker=summaries, policy=settings.snapshot)
-    trigger = CompactionTrigger(worker=summaries, start_memory=snapshots.start)
+    watch = SummaryWatch(worker=summaries, start_memory=snapshots.start)
     if settings.shadow.fraction and not is_patient:
         ShadowCheck(settings.shadow, caller, jobs, summaries.credentials)  # the bus has it from here on
     diet = partial(ToolDiet, after=settings.recall.shorten_tools_after, count=models.counter.count_now)
@@ -98,7 +99,7 @@ def build_context(
     )
     wait = policy.hard_wait_seconds
     chain = FallbackChain(states, planner, bus, hard_wait_seconds=wait, memory=snapshots, is_patient=is_patient)
-    controller = ContextController(states, chain, trigger, bus)
+    controller = ContextController(states, chain, summaries, bus)
     manual = ManualCompaction(
         archive=archive,
         gate=relay.durability,
@@ -111,7 +112,7 @@ def build_context(
     if settings.memory.mirror and not is_patient:
         mirror_memory(memory, partial(write_memory, Path(settings.memory.mirror)), jobs)
     admin = EpochAdmin(states, archive, relay.durability, bus, SystemIds())
-    return ManagedContext(controller=controller, admin=admin, trigger=trigger, memory=making)
+    return ManagedContext(controller=controller, admin=admin, worker=summaries, watch=watch, memory=making)
 
 
 def _build_jobs(

@@ -36,6 +36,7 @@ FEATURES = (
     "proxy/engine/mapping/*",
     "proxy/engine/memory/*",
     "proxy/engine/recall/*",
+    "proxy/engine/stages/summaries.py",
     "proxy/engine/stages/tool_diet.py",
     "proxy/engine/turns/*",
     "proxy/lab/*",

@@ -117,7 +117,7 @@ class Client(Protocol):
     """The client's side of an exchange. After the client has disconnected, every method does nothing."""
 
     def label(self, fields: Headers) -> None:
-        """Add headers to the head of the response, also of an error response of the proxy."""
+        """Set the headers that are added to the head of the response, also of an error response of the proxy."""
         ...
 
     def start(self, status: int, headers: Headers) -> None:

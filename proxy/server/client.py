@@ -224,7 +224,7 @@ class ServedClient:
     # --- the response ------------------------------------------------------------------------------------------------
 
     def label(self, fields: Headers) -> None:
-        """Add these headers to the head of the response, also to that of our own errors."""
+        """Set the headers that are added to the head of the response, also to that of our own errors."""
         self._labels = fields
 
     def start(self, status: int, headers: Headers) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.call.response_stream import LabellingClient
 from proxy.engine.policy import DoomLoopSettings
-from proxy.engine.stages.loops import LabellingClient
 from proxy.model.events import DoomLoopDetectedEvent
 from tests.support.scripted import Message, ScriptedUpstream, answer, request
 from tests.support.serving import Plan, Served, serving

@@ -20,7 +20,6 @@ from proxy.engine.compaction.model_call import ModelCaller
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.compaction.summarizer import Summarizer
-from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.fallback import FallbackChain
@@ -35,6 +34,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
 from proxy.engine.stages.order import order_stages
+from proxy.engine.stages.summaries import SummaryWatch
 from proxy.engine.text_jobs import TextJobs
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card
@@ -235,12 +235,12 @@ class Workshop(Engine):
             remember=self.remembered.remember,
         )
         snapshots = SnapshotMemory(memory=self.remembered, worker=self.worker, policy=SnapshotPolicy())
-        self.trigger = CompactionTrigger(worker=self.worker, start_memory=snapshots.start)
+        self.watch = SummaryWatch(worker=self.worker, start_memory=snapshots.start)
         states = StateReader(self.memory, models, self.bus, self.clock, is_asked=self.remembered.is_due)
         chain = FallbackChain(states, planner, self.bus, hard_wait_seconds=30.0, memory=snapshots)
-        self.controller = ContextController(states, chain, self.trigger, self.bus)
+        self.controller = ContextController(states, chain, self.worker, self.bus)
         calls = Calls(engine_policy, self.relay, self.tasks)
-        stages = order_stages(self.controller, calls)
+        stages = order_stages(self.controller, calls, summaries=self.watch)
         self.exchanges = ExchangeService(calls, FORMATS, self.reception, self.controller, stages)
 
     async def call(

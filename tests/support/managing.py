@@ -8,13 +8,12 @@ from typing import Any
 from proxy.context.budget import BudgetPolicy
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
-from proxy.context.epoch_decision import Decision, Holdout
+from proxy.context.epoch_decision import Holdout
 from proxy.context.model_catalog import Encoding
-from proxy.engine.context.accounting import SentObserver
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanJob, RenderedPlan, compute_plan
 from proxy.engine.context.fallback import FallbackChain
-from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
+from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.lineage.chain import make_chain, read_messages
@@ -85,17 +84,8 @@ class StatedCatalog:
         return self.card
 
 
-class NoObserver:
-    """An observer that does nothing."""
-
-    def note_arrival(self, request: ManagedRequest) -> None:
-        """Do nothing."""
-
-    def note_managed(self, request: ManagedRequest) -> None:
-        """Do nothing."""
-
-    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
-        """Do nothing."""
+class NoSummaries:
+    """No summary is being made."""
 
     def is_busy(self, request: ManagedRequest) -> bool:
         """Return False."""
@@ -116,7 +106,6 @@ def make_controller(
     provider: Provider | None = None,
     card: Card | None = None,
     builder: ContextBuilder | None = None,
-    watcher: SentObserver | None = None,
     held_out: float = 0.0,
     hard_wait_seconds: float = 30.0,
     tokenizer: Tokenizer | None = None,
@@ -134,7 +123,7 @@ def make_controller(
     states = StateReader(caches, models, bus, clock, holdout, offers=offers)
     planner = make_planner(builder, providers, plans_ahead=plans_ahead, has_ahead=has_ahead)
     chain = FallbackChain(states, planner, bus, hard_wait_seconds=hard_wait_seconds)
-    return ContextController(states, chain, watcher or NoObserver(), bus)
+    return ContextController(states, chain, NoSummaries(), bus)
 
 
 def make_planner(

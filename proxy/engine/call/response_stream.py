@@ -281,7 +281,7 @@ class PassingClient:
         self._client = client
 
     def label(self, fields: Headers) -> None:
-        """Add headers to the head of the response."""
+        """Set the headers that are added to the head of the response."""
         self._client.label(fields)
 
     def start(self, status: int, headers: Headers) -> None:
@@ -307,6 +307,18 @@ class PassingClient:
     def abort(self) -> None:
         """Break the response off."""
         self._client.abort()
+
+
+class LabellingClient(PassingClient):
+    """Passes a response on with headers of its own beside those that it is given."""
+
+    def __init__(self, client: Client, own: Headers) -> None:
+        super().__init__(client)
+        self._own = own
+
+    def label(self, fields: Headers) -> None:
+        """Set the headers that are added to the head of the response, with its own behind them."""
+        super().label((*fields, *self._own))
 
 
 class EditingClient(PassingClient):

@@ -85,6 +85,7 @@ class SummaryWorker:
     remember: Remember
 
     def __post_init__(self) -> None:
+        self.followers: list[Callable[[SentRequest], object]] = []  # told of the calls whose branch it may take
         caller = self.summarizer.caller
         self.policy, self.caches, self.schedule = self.summarizer.policy, caller.caches, JobSchedule(self.jobs)
         self.archive, self.gate = caller.relay.archive, caller.relay.durability

@@ -4,7 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec.structs import asdict, replace
 
@@ -165,40 +165,15 @@ def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequ
     return replace(outgoing, plan=plan).add(label_note(outgoing.note))
 
 
-class SentObserver(Protocol):
-    """An observer of calls that may start background work, as compaction does."""
-
-    def note_arrival(self, request: ManagedRequest) -> None:
-        """Note that a call has arrived, managed or not."""
-        ...
-
-    def note_managed(self, request: ManagedRequest) -> None:
-        """Note that a call is managed."""
-        ...
-
-    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
-        """Note the state of a request, and what was sent for it."""
-        ...
-
-    def is_busy(self, request: ManagedRequest) -> bool:
-        """Return whether a model is working on the branch of a call, so that an epoch had better wait for it."""
-        ...
-
-    async def wait(self, request: ManagedRequest) -> None:
-        """Wait for the running work on the branch of a call, for a bounded time."""
-        ...
-
-
 class UsageAccounting:
     """Charges requests to the account of their epoch, and registers what their responses should show of the cache.
 
     Nothing here changes what is sent, so it may run while the upstream works on the request.
     """
 
-    def __init__(self, sent: SentBodies, calibrator: CacheCalibrator, observer: SentObserver) -> None:
+    def __init__(self, sent: SentBodies, calibrator: CacheCalibrator) -> None:
         self._sent = sent
         self._calibrator = calibrator
-        self._observer = observer
 
     def build_manifest(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> Manifest:
         """Build the manifest of a rewritten body. If that fails, the body is kept whole."""
@@ -248,7 +223,6 @@ class UsageAccounting:
             size=len(outgoing.body) if request.chain.is_plain else 0,
             guessed=_list_guessed(state, outgoing),
         )
-        self._observer.note_sent(state, outgoing, decision)
         plan = Plan(
             request.exchange,
             0,
@@ -275,6 +249,8 @@ class UsageAccounting:
             self._calibrator.wait_for(request.exchange, 0, replace(expected, note_usage=note_usage))
         return replace(
             outgoing,
+            matching=matching,
+            idle=idle,
             plan=plan,
             labels=(*list_labels(plan, epoch, is_opened=outgoing.is_opened), *label_note(outgoing.note)),
             is_managed=True,

@@ -5,6 +5,7 @@ No error here fails a call: the request is then sent as the client sent it.
 """
 
 import logging
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -26,7 +27,6 @@ from proxy.context.epoch_decision import (
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.context.accounting import (
     AnswerAccounting,
-    SentObserver,
     UsageAccounting,
     add_note,
     label_note,
@@ -58,6 +58,18 @@ _STOOD_DOWN = frozenset({NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
 _log = logging.getLogger("palimpsest.context")
 
 
+class RunningSummaries(Protocol):
+    """What is known of the summaries that are being made."""
+
+    def is_busy(self, request: ManagedRequest) -> bool:
+        """Return whether a model is working on the branch of a call, so that an epoch had better wait for it."""
+        ...
+
+    async def wait(self, request: ManagedRequest) -> None:
+        """Wait for the running work on the branch of a call, for a bounded time."""
+        ...
+
+
 class ContextController:
     """Decides what is sent for each request. Compaction also opens epochs, so it shares `states` and `chain`."""
 
@@ -65,15 +77,15 @@ class ContextController:
         self,
         states: StateReader,
         chain: FallbackChain,
-        observer: SentObserver,
+        summaries: RunningSummaries,
         bus: EngineBus,
     ) -> None:
         self.states = states
         self.chain = chain
         self._caches = states.caches
-        self.accounting = UsageAccounting(states.caches.sent, states.calibrator, observer)
+        self.accounting = UsageAccounting(states.caches.sent, states.calibrator)
         self.bus = bus
-        self._observer = observer
+        self._summaries = summaries
         self._clock = states.clock
         AnswerAccounting(bus, states.models.prices, states.calibrator, states.caches.prompts)
 
@@ -107,7 +119,6 @@ class ContextController:
                 outgoing = await self._remove_foreign(request, self._exempt(request, reason))
             else:
                 pins, labels = await take_pin(request, self.states)
-                self._observer.note_managed(request)
                 outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
@@ -122,7 +133,6 @@ class ContextController:
         return outgoing
 
     def _decide_at_once(self, request: ManagedRequest) -> OutgoingRequest | None:
-        self._observer.note_arrival(request)
         if request.is_pinning:
             return None
         if request.mode != "manage" or request.lineage is None:
@@ -133,8 +143,6 @@ class ContextController:
             outgoing = self._pass_blank(request)
         else:
             outgoing = self._pass_known(request)
-        if outgoing is not None and outgoing.state is None:
-            self._observer.note_managed(request)
         return outgoing
 
     def _pass_unread(self, request: ResolvedRequest) -> OutgoingRequest:
@@ -194,7 +202,6 @@ class ContextController:
         if kept is None:
             return None
         self.states.models.ask_window(request, budget)
-        self._observer.note_managed(request)  # a call is known before what is sent for it
         return self._charge(state, kept, decision)
 
     async def _find_exemption(self, request: ManagedRequest) -> str:
@@ -254,7 +261,7 @@ class ContextController:
             return await self._remove_foreign(request, self._stand_aside(request, reason))
         self.states.models.ask_window(request, budget)
         state = await self.states.read(request, context, epoch, budget)
-        decision = _defer(self._observer, request, decide(state.account, state.facts))
+        decision = _defer(self._summaries, request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)
         if decision.why == "overflow":
             self.states.overflows.settle(request.session.id, request.model)
@@ -278,7 +285,7 @@ class ContextController:
         if decision.why not in _REPORTED:
             return await self.chain.run(state, decision.why, commit)
         began = self._clock.monotonic()
-        await self._observer.wait(state.request)
+        await self._summaries.wait(state.request)
         left = self.chain.seconds - (self._clock.monotonic() - began)
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
@@ -419,8 +426,8 @@ def _is_risky(budget: Budget, request: ManagedRequest) -> bool:
     return budget.window is None and len(request.split.content) >= _SAFE_BYTES
 
 
-def _defer(observer: SentObserver, request: ManagedRequest, decision: Decision) -> Decision:
+def _defer(summaries: RunningSummaries, request: ManagedRequest, decision: Decision) -> Decision:
     """Let an epoch that could open later wait for the summary of what it takes: that costs less than a few reads."""
-    if decision.why != "soft" or not observer.is_busy(request):
+    if decision.why != "soft" or not summaries.is_busy(request):
         return decision
     return Decision(None, decision.pressure, REPORTING)

@@ -278,6 +278,8 @@ class OutgoingRequest(Value):
     removed: tuple[int, ...] = ()  # indexes of the messages whose signed reasoning is not sent, and stood there before
     note: str = ""  # what is told of the removed reasoning
     failed: str = ""  # why the levels before this one failed; empty if none did
+    matching: int = 0  # of its tokens, those at the beginning that were sent before
+    idle: float | None = None  # seconds since that; None if nothing was sent under its epoch before
 
     def add(self, labels: Headers, *records: Record) -> "OutgoingRequest":
         """Return a copy with more labels, and more to record with its round."""

@@ -18,7 +18,7 @@ from proxy.engine.compaction.credentials import CallCredential, CredentialCache
 from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.scheduling import find_own_upstream
-from proxy.engine.compaction.trigger import CompactionTrigger
+from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.ports import Embed, PassageStore, Upstream
 from proxy.engine.request_resolver import Route
 from proxy.model.errors import StoreUnavailable, WorkerLost
@@ -226,21 +226,21 @@ class Embedder:
             )
 
 
-def build_embedding(model: str, trigger: CompactionTrigger, store: PassageStore) -> Embed | None:
+def build_embedding(model: str, worker: SummaryWorker, store: PassageStore) -> Embed | None:
     """Return the function that embeds queries, and let passages be embedded; None if no model is named.
 
     The limits and the credentials are those of summaries.
     """
     if not model:
         return None
-    summarizer = trigger.worker.summarizer
+    summarizer = worker.summarizer
     embedder = Embedder(
         model=model,
-        policy=trigger.policy,
+        policy=worker.policy,
         caller=summarizer.caller,
         store=store,
-        jobs=trigger.jobs,
-        credentials=trigger.credentials,
+        jobs=worker.jobs,
+        credentials=worker.credentials,
         routes=summarizer.routes,
     )
     summarizer.caller.bus.subscribe(ExchangeRecorded, embedder.note_exchange)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from proxy.context.loops.detection import find_repeated_call, write_note
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.call.open_exchange import OpenExchange
-from proxy.engine.call.response_stream import PassingClient
+from proxy.engine.call.response_stream import LabellingClient
 from proxy.engine.policy import LoopAction
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
@@ -146,18 +146,6 @@ class LoopWatch(Stage):
                 )
             )
         self._loops.put(session, _Loop(len(request.nodes), request.chain.tip, told))
-
-
-class LabellingClient(PassingClient):
-    """Passes a response on with headers of its own beside those that it is given."""
-
-    def __init__(self, client: Client, own: Headers) -> None:
-        super().__init__(client)
-        self._own = own
-
-    def label(self, fields: Headers) -> None:
-        """Add headers to the head of the response."""
-        super().label((*fields, *self._own))
 
 
 def _decode(request: ManagedRequest, place: int) -> Message:

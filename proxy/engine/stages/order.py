@@ -12,6 +12,7 @@ from proxy.engine.stages.prompt_sources import PromptSources
 from proxy.engine.stages.recalling import Recalling
 from proxy.engine.stages.refusals import Refusals
 from proxy.engine.stages.stage import Stage
+from proxy.engine.stages.summaries import SummaryWatch
 from proxy.engine.stages.usage import Usage
 
 
@@ -21,6 +22,7 @@ def order_stages(
     *,
     histories: HeldHistories | None = None,
     loops: LoopWatch | None = None,
+    summaries: SummaryWatch | None = None,
     recall: RecallRounds | None = None,
 ) -> list[Stage]:
     """Return the stages of calls, each where what it needs is known, and before what needs it.
@@ -36,6 +38,7 @@ def order_stages(
         PromptSources(states.caches.contexts),
         loops,
         Clearing(states),
+        summaries,
         Refusals(controller, calls),
         Recalling(recall) if recall is not None else None,
     ]

@@ -25,8 +25,7 @@ from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_call import ModelCall, ModelResponse
 from proxy.engine.compaction.scheduling import find_own_upstream
-from proxy.engine.compaction.summarizer import Summarizer
-from proxy.engine.compaction.trigger import CompactionTrigger
+from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.ports import Upstream
 from proxy.engine.turns.conversation import Conversations
 from proxy.engine.turns.recording import TurnRecorder
@@ -66,11 +65,11 @@ class FileProse:
 
     model: str
     inline_tokens: int
-    summarizer: Summarizer
-    trigger: CompactionTrigger
+    worker: SummaryWorker
 
     def __post_init__(self) -> None:
-        self._known, self._jobs = self.summarizer.caller.caches.sentences, self.trigger.jobs
+        self.summarizer, self._jobs = self.worker.summarizer, self.worker.jobs
+        self._known = self.summarizer.caller.caches.sentences
 
     def describe_outputs(self, request: SentRequest) -> None:
         """Start to have sentences written about the newest large outputs of a request."""
@@ -116,7 +115,7 @@ class FileProse:
         home = self.summarizer.find_route(session.upstream)
         if home is None:
             return "", "the upstream of the session is no longer in the settings"
-        newest = self.trigger.credentials.find_newest(session.id)
+        newest = self.worker.credentials.find_newest(session.id)
         credential = newest[1] if newest else CallCredential(home.upstream, make_target(OWN_FORMAT), ())
         target = self._find_upstream(credential.upstream, model)
         if newest is None and target.name not in self.summarizer.health.owned:
@@ -185,19 +184,18 @@ class FileKeeper:
 def build_files(
     policy: FilesPolicy,
     conversations: Conversations,
-    trigger: CompactionTrigger,
+    summaries: SummaryWorker,
     *,
     worker: OutliningWorker,
     secret: bytes,
 ) -> FileKeeper:
     """Return what keeps files, with a model for sentences about them, and about outputs in epochs, if one is named."""
-    summarizer, prose = trigger.worker.summarizer, None
+    prose = None
     if policy.summary_model:
         prose = FileProse(
             model=policy.summary_model,
             inline_tokens=policy.inline_tokens,
-            summarizer=summarizer,
-            trigger=trigger,
+            worker=summaries,
         )
-        trigger.followers.append(prose.describe_outputs)
+        summaries.followers.append(prose.describe_outputs)
     return FileKeeper(policy, conversations.cap, conversations.recorder, worker, secret, prose)

@@ -109,7 +109,7 @@ async def test_vectors_that_cannot_be_had_are_not_asked_for_again_once_the_engin
 
     store, timers = Lost(), list[tuple[float, Any]]()
     shop.jobs.call_later = lambda seconds, work: timers.append((seconds, work))
-    build_embedding("e", shop.trigger, store)
+    build_embedding("e", shop.worker, store)
     await shop.ask(make_history(3)[:4])
     timers.pop()[1]()
     await shop.settle()
@@ -138,7 +138,7 @@ async def test_a_call_that_is_only_observed_keeps_a_local_server_busy_too() -> N
 async def test_what_is_made_for_a_session_ends_before_that_is_erased_and_begins_no_more() -> None:
     shop = Workshop()
     await shop.ask(make_history(3)[:4])
-    credentials = shop.trigger.credentials
+    credentials = shop.worker.credentials
     assert credentials.find_newest(shop.session) is not None
     job, other = begin(shop.jobs, shop.session), begin(shop.jobs, "another")
     assert await in_time(make_live(shop).settle(shop.session)) == ""
@@ -157,7 +157,7 @@ async def test_a_session_is_not_erased_while_a_summary_of_it_is_made() -> None:
     assert job is not None
     assert await make_live(shop).settle(shop.session) == "a summary of it is being made"
     assert not job.task.done()
-    assert shop.trigger.credentials.find_newest(shop.session) is not None
+    assert shop.worker.credentials.find_newest(shop.session) is not None
     shop.tasks.cancel()
     await shop.settle()
 
@@ -195,7 +195,7 @@ async def test_a_sentence_that_is_being_written_at_a_local_server_ends_when_that
     shop = Workshop(policy=policy, providers=providers, others=(local,))
     shop.summarizer.routes = [Route(shop.model), Route(local, ("small",))]
     record_usage(shop.summarizer.health.budget, "s1", Usage(1_000_000, 0))
-    prose = FileProse(model="small", inline_tokens=100, summarizer=shop.summarizer, trigger=shop.trigger)
+    prose = FileProse(model="small", inline_tokens=100, worker=shop.worker)
     request = await shop.read_state(LARGE)
     prose.describe_outputs(request)
     await in_time(asked.wait())
@@ -218,8 +218,8 @@ async def test_a_model_that_writes_no_sentence_is_left_alone_for_a_while() -> No
     record_usage(shop.summarizer.health.budget, "s1", Usage(1_000_000, 0))
     request = await shop.read_state(LARGE)
     session, key = request.state.request.session, CallCredential(shop.model, b"/v1/chat/completions", ())
-    shop.trigger.credentials.store("s1", b"tip", key, session)
-    prose = FileProse(model="small", inline_tokens=100, summarizer=shop.summarizer, trigger=shop.trigger)
+    shop.worker.credentials.store("s1", b"tip", key, session)
+    prose = FileProse(model="small", inline_tokens=100, worker=shop.worker)
     prose.describe_outputs(request)
     await shop.settle()
     assert len(asked) == 2

@@ -377,12 +377,12 @@ async def test_every_summary_is_made_of_what_the_request_shows_and_they_follow_e
 
 async def test_what_was_removed_unreported_is_reported_from_the_log_behind_what_is_shown() -> None:
     shop = Workshop(fail, replace(APART, auto=True))
-    shop.trigger.policy = replace(APART, auto=False)
+    shop.watch.policy = replace(APART, auto=False)
     await reach(shop, 40)
     depth = shop.epochs[-1].depth
     assert (shop.summaries, depth > 40) == ([], True)
     shop.model.summarise = give_report
-    shop.trigger.policy = APART
+    shop.watch.policy = APART
     shop.worker.summarizer.health.breakers.record_success("main", "gpt-4o")
     steps = 40
     while not shop.summaries:

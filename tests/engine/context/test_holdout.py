@@ -4,15 +4,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.context.epoch_decision import Decision
-from proxy.engine.context.request_state import OutgoingRequest, RequestState
-from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.context.request_state import OutgoingRequest
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import Planned
-from tests.support.engine import FixedClock
-from tests.support.managed import CEILING, ContextLog, ManagedEngine, Setup, refuse
-from tests.support.managing import SESSION, Message, NoObserver, make_controller, make_history, make_subject
+from tests.support.managed import CEILING, ManagedEngine, Setup, refuse
+from tests.support.managing import SESSION, Message, make_history, make_subject
 
 HISTORY = make_history(60, 1600)
 OBSERVED = (b"x-palimpsest-mode", b"observe; holdout")
@@ -117,29 +113,10 @@ async def test_another_reason_to_stand_aside_is_told_in_both_arms_alike() -> Non
         assert held.plan is not None and held.plan.reason != "holdout"
 
 
-class Noting(NoObserver):
-    """Notes the sessions of which it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def note_managed(self, subject: ManagedRequest) -> None:
-        self.told.append(subject.session.id)
-
-    def note_sent(self, case: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
-        self.told.append(case.request.session.id)
-
-
-async def test_nobody_hears_of_a_session_that_is_held_out_who_might_make_summaries_of_it() -> None:
-    tasks, told = TaskRunner(), []
-    for share in (ALL, 0.0):
-        noting = Noting()
-        parts = (ContextLog(), EngineBus(tasks), FixedClock(), tasks)
-        setup = Setup()
-        setup.controller = make_controller(*parts, ceiling=CEILING, watcher=noting, held_out=share)
-        await prepare(setup, until(22))
-        told.append(noting.told)
-    assert told == [[], ["s1", "s1"]]
+async def test_a_session_that_is_held_out_is_not_managed_so_that_nobody_makes_summaries_of_it() -> None:
+    for share, is_managed in ((ALL, False), (0.0, True)):
+        outgoing = await prepare(Setup(held_out=share), until(22))
+        assert (outgoing.is_managed, outgoing.state is not None) == (is_managed, is_managed)
 
 
 async def test_the_plan_is_recorded_with_the_call_and_the_client_is_told() -> None:

@@ -435,7 +435,7 @@ def test_without_a_model_there_is_nothing() -> None:
 async def test_with_a_model_it_follows_the_calls_of_clients() -> None:
     shop = Workshop(provider=Provider(cache="local"))
     passages = Passages()
-    embed = build_embedding("e", shop.trigger, passages)
+    embed = build_embedding("e", shop.worker, passages)
     assert embed is not None
     assert await embed(QUERY) is None
     await shop.ask(make_history(3)[:4])

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.context.epoch_decision import Decision
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import Card
+from proxy.model.epoch import Plan
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Headers, Usage
@@ -71,10 +71,11 @@ async def test_what_stands_beside_the_conversation_or_far_below_the_mark_is_not_
 ) -> None:
     shop = Workshop()
     request = await shop.read_state(until(ABOVE), is_side=is_side)
-    shop.trigger.note_managed(request.state.request)
-    outgoing = OutgoingRequest("original", request.body, int(share * request.state.budget.soft))
-    shop.trigger.note_sent(request.state, outgoing, Decision(None, pressure))
-    (call,) = shop.trigger.open_calls.values()
+    shop.watch.note_managed(request.state.request)
+    plan = Plan("x1", 0, "m", "original", pressure=pressure)
+    outgoing = OutgoingRequest("original", request.body, int(share * request.state.budget.soft), plan=plan)
+    shop.watch.note_sent(request.state, outgoing)
+    (call,) = shop.watch.open_calls.values()
     assert (call.sent is not None) == kept
 
 
@@ -93,7 +94,7 @@ class Recording:
 
 def record(shop: Workshop) -> Recording:
     worker: Any = Recording()
-    shop.trigger.worker = worker
+    shop.watch.worker = worker
     recording: Recording = worker
     return recording
 
@@ -135,13 +136,13 @@ async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() 
 
 
 def is_keyed(shop: Workshop, request: SentRequest) -> bool:
-    return shop.trigger.credentials.find("s1", request.state.request.chain.tip) is not None
+    return shop.worker.credentials.find("s1", request.state.request.chain.tip) is not None
 
 
 def _sent(shop: Workshop, request: SentRequest) -> str:
     subject = request.state.request
-    shop.trigger.note_managed(subject)
-    (call,) = shop.trigger.open_calls.values()
+    shop.watch.note_managed(subject)
+    (call,) = shop.watch.open_calls.values()
     call.sent = request
     return subject.exchange
 
@@ -204,7 +205,7 @@ async def test_other_work_at_a_local_server_ends_when_that_has_a_call(provider: 
     assert seen == [provider is LOCAL]
     assert (there.task.cancelled(), elsewhere.task.done()) == (provider is LOCAL, False)
     assert not shop.jobs.has_call("main", "m")
-    found = shop.trigger.credentials.find_newest(shop.session)
+    found = shop.worker.credentials.find_newest(shop.session)
     assert found is not None
     assert found[0].id == shop.session
     shop.tasks.cancel()
@@ -295,9 +296,9 @@ class BrokenLog(KeptLog):
 @pytest.mark.parametrize(("archive", "is_open"), [(KeptLog, True), (BrokenLog, False)])
 async def test_where_a_day_has_a_cap_what_was_spent_is_read_first(archive: Any, is_open: bool) -> None:
     shop = Workshop(policy=replace(FREE, spend_per_day=1.0), archive=archive())
-    assert not shop.trigger.budget.is_loaded
+    assert not shop.watch.budget.is_loaded
     await shop.settle()
-    assert shop.trigger.budget.is_loaded == is_open
+    assert shop.watch.budget.is_loaded == is_open
 
 
 async def test_more_turns_can_be_kept_out_of_reports_than_out_of_plans() -> None:

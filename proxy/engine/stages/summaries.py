@@ -1,4 +1,4 @@
-"""Starting the summary worker after a call that was sent near the soft mark or above it."""
+"""Calls that were sent near the soft mark or above it: behind them the worker makes summaries, or memory."""
 
 import logging
 from collections.abc import Callable
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.context.epoch_decision import Decision
+from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
-from proxy.engine.context.accounting import find_matching
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
+from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import attempt
+from proxy.engine.stages.stage import Call, Stage
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SUCCESS, SessionKey, Usage
 from proxy.model.lru import LruCache
@@ -43,7 +44,7 @@ class _OpenCall(msgspec.Struct, gc=False):
 
 
 @dataclass(kw_only=True, eq=False)
-class CompactionTrigger:
+class SummaryWatch(Stage):
     """Follows the clients' calls, and starts the worker after those that need a summary. Nothing here waits."""
 
     worker: SummaryWorker
@@ -53,7 +54,6 @@ class CompactionTrigger:
         summarizer, self.policy, self.credentials = self.worker.summarizer, self.worker.policy, self.worker.credentials
         self.budget, self.jobs = summarizer.health.budget, self.worker.jobs
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
-        self.followers: list[Callable[[SentRequest], object]] = []  # told of the calls whose branch the worker may take
         self._unread = LruCache[str, SentRequest](_MOST_UNREAD)  # its answered calls, until their responses were read
         bus = summarizer.caller.bus
         bus.subscribe(ExchangeRecorded, self.note_exchange)
@@ -62,11 +62,19 @@ class CompactionTrigger:
             loading = self.budget.load_today(self.worker.archive.sum_auxiliary)
             summarizer.caller.tasks.spawn(attempt(loading, _log_unknown_spending))
 
-    def note_arrival(self, request: ManagedRequest) -> None:
+    def open(self, call: Call, request: ManagedRequest, exchange: OpenExchange) -> Client:
         """Record that a call has arrived, managed or not. On a local server it has precedence over summaries."""
         upstream = request.upstream.name
         if self.jobs.is_local(upstream, request.model):
             self.jobs.note_arrival(upstream, request.exchange)
+        return exchange.client
+
+    def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
+        """Record the credential of a managed call, and what is sent for it."""
+        if outgoing.is_managed:
+            self.note_managed(request)
+            if outgoing.state is not None:
+                self.note_sent(outgoing.state, outgoing)
 
     def note_managed(self, request: ManagedRequest) -> None:
         """Record the credential of a managed call."""
@@ -78,28 +86,21 @@ class CompactionTrigger:
             credential = newest[1]  # it brings none of its own
         self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential, request.session))
 
-    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
-        """Record what was sent for a call, and the state from which that was decided."""
-        read = state.tariff.estimate_cached(find_matching(state, outgoing))
+    def note_sent(self, state: RequestState, outgoing: OutgoingRequest) -> None:
+        """Record what is sent for a call, and the state from which that was decided."""
+        read = state.tariff.estimate_cached(outgoing.matching)
         expected = Usage(state.to_model_tokens(outgoing.tokens), 0, state.to_model_tokens(read))
         self.budget.record_estimate(state.request.exchange, expected)
         may_open = state.epoch is None or state.epoch.why != "refused"
-        is_near = decision.pressure != "none" or outgoing.tokens >= _NEAR_SHARE * state.budget.soft > 0
+        is_pressed = outgoing.plan is not None and outgoing.plan.pressure != "none"
+        is_near = is_pressed or outgoing.tokens >= _NEAR_SHARE * state.budget.soft > 0
         is_summarised = {"epochs": self.policy.auto, "turns": False, "snapshot": True}[state.request.strategy]
         if is_summarised and is_near and not state.request.is_side and may_open:
             opened = outgoing.epoch if outgoing.epoch is not state.epoch else None
-            interval = None if state.kept is not None else state.account.compute_idle(state.now)
+            interval = None if state.kept is not None else outgoing.idle
             call = self.open_calls.peek(state.request.exchange)
             if call is not None:
                 call.sent = SentRequest(state, outgoing.body, opened, interval)
-
-    def is_busy(self, request: ManagedRequest) -> bool:
-        """Return whether a model is being asked for a summary of the call's branch."""
-        return self.worker.is_busy(request)
-
-    async def wait(self, request: ManagedRequest) -> None:
-        """Wait for a running summary of the call's branch, for a bounded time."""
-        await self.worker.wait(request)
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Record that a call has ended, or a round that is followed by another. Subscribed to the bus."""
@@ -119,7 +120,7 @@ class CompactionTrigger:
             self._unread.put(event.exchange, request)
         elif not self.jobs.is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
-            for follow in self.followers:
+            for follow in self.worker.followers:
                 follow(request)
         elif self.policy.model:  # a server with one request at a time summarises only if a model is set
             self.jobs.later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))

@@ -3,9 +3,10 @@
 Counts the modules of `proxy` that one call enters, and the Python functions of `proxy` that it runs, in the event
 loop's thread of a real server: from before the request is sent until the server has been idle for a moment, so that
 what follows the response counts. A room is a module in which a function has the request as a parameter, as the client
-sent it or as it was resolved; the path returns to a room when it enters one that it had left. `short`: a streamed call of 1 KB, of a session that is not managed, like those before
-it. `keep`: a streamed call of a session with an epoch. `open`: the call that opens it. The response has 24 chunks.
-The counts do not depend on the machine, but for a call more or less in what timers do.
+sent it or as it was resolved; the path returns to a room when it enters one that it had left. `short`: a streamed
+call of 1 KB, of a session that is not managed, like those before it. `keep`: a streamed call of a session with an
+epoch. `open`: the call that opens it. The response has 24 chunks. The counts do
+not depend on the machine, but for a call more or less in what timers do.
 """
 
 import argparse

@@ -87,7 +87,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_248, 337_220
+MOST_TOKENS, MOST_CORE_TOKENS = 583_200, 337_168
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_424,
     "proxy/cli": 34_859,
@@ -95,7 +95,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 75_813,
     "proxy/demo": 6_069,
     "proxy/doctor": 6_566,
-    "proxy/engine": 181_507,
+    "proxy/engine": 181_459,
     "proxy/lab": 1_388,
     "proxy/model": 13_127,
     "proxy/read": 29_549,

@@ -12,6 +12,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -112,12 +113,16 @@ ALIKE_BY_NATURE: Mapping[frozenset[str], str] = {
 
 
 class Figures(NamedTuple):
-    """What is measured. `tokens` and `core` are tokens of code: names, operators and literals, without docstrings."""
+    """What is measured. `tokens` and `core` are tokens of code: names, operators and literals, without docstrings.
+
+    `alike` are pairs of structs with nearly the same fields, `excused` those of them that are listed as two things.
+    """
 
     tokens: int
     core: int
     packages: dict[str, int]
     alike: list[str]
+    excused: list[str]
     outside_sets: int
     feature_words: int
 
@@ -128,18 +133,27 @@ def read_package(root: Path = ROOT) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in files}
 
 
+@lru_cache(maxsize=1)
+def list_nodes(text: str) -> tuple[ast.AST, ...]:
+    """Return the nodes of a source text, its module first.
+
+    Whoever asks all about one text before the next parses it once: the trees of the whole package would take 300 MB.
+    """
+    return tuple(ast.walk(ast.parse(text)))
+
+
 def count_tokens(text: str) -> int:
     """Return the tokens of code in a source text: comments, docstrings and layout do not count."""
     found = [each for each in tokenize.generate_tokens(io.StringIO(text).readline) if each.type not in _SKIPPED]
-    strings = _list_docstrings(ast.parse(text))
+    strings = _list_docstrings(list_nodes(text))
     return sum(each.start not in strings for each in found)
 
 
-def _list_docstrings(tree: ast.Module) -> set[tuple[int, int]]:
+def _list_docstrings(nodes: Iterable[ast.AST]) -> set[tuple[int, int]]:
     """Return the places of strings that are statements of their own, as docstrings are."""
     return {
         (node.lineno, node.col_offset)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }
 
@@ -153,7 +167,7 @@ def list_structs(sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Return the names of the fields of each class that states some, by file and class."""
     structs = {}
     for path, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in list_nodes(text):
             if isinstance(node, ast.ClassDef):
                 fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
                 structs[f"{path}: {node.name}"] = frozenset(each.id for each in fields if isinstance(each, ast.Name))
@@ -177,7 +191,7 @@ def is_by_nature(pair: str) -> bool:
 
 def list_outside_sets(text: str) -> Iterator[int]:
     """Yield the lines in which an attribute of another object is set."""
-    for node in ast.walk(ast.parse(text)):
+    for node in list_nodes(text):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             for target in targets:
@@ -196,16 +210,19 @@ def list_names_with(word: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     for node in nodes:
         name = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "name", None)
         told = name.id if isinstance(name, ast.Name) else name
-        if isinstance(told, str) and {word, f"{word}s"} & {part.lower() for part in _NAME_PART.findall(told)}:
+        if (
+            isinstance(told, str)
+            and word in told.lower()
+            and {word, f"{word}s"} & {part.lower() for part in _NAME_PART.findall(told)}
+        ):
             yield told
 
 
 def count_feature_words(text: str) -> int:
     """Return how many names of a source text have a word of a feature in them."""
-    tree = ast.parse(text)
     names = (
         getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
-        for node in ast.walk(tree)
+        for node in list_nodes(text)
     )
     return sum(
         bool(FEATURE_WORDS & {part.lower() for part in _NAME_PART.findall(name)})
@@ -216,17 +233,24 @@ def count_feature_words(text: str) -> int:
 
 def measure(sources: Mapping[str, str]) -> Figures:
     """Measure a package, given the text of each of its files."""
-    tokens = {path: count_tokens(text) for path, text in sources.items()}
+    tokens, words, outside_sets = dict[str, int](), 0, 0
     packages = Counter[str]()
-    for path, count in tokens.items():
-        packages["/".join(path.split("/")[:2]).removesuffix(".py") if path.count("/") > 1 else "proxy"] += count
+    structs = dict[str, frozenset[str]]()
+    for path, text in sources.items():
+        tokens[path] = count_tokens(text)
+        packages["/".join(path.split("/")[:2]).removesuffix(".py") if path.count("/") > 1 else "proxy"] += tokens[path]
+        structs |= list_structs({path: text})
+        outside_sets += sum(1 for _ in list_outside_sets(text))
+        words += count_feature_words(text) if path in CALL_PATH else 0
+    pairs = list_alike(structs)
     return Figures(
         sum(tokens.values()),
         sum(count for path, count in tokens.items() if not is_feature(path)),
         dict(packages),
-        [pair for pair in list_alike(list_structs(sources)) if not is_by_nature(pair)],
-        sum(1 for text in sources.values() for _ in list_outside_sets(text)),
-        sum(count_feature_words(sources[path]) for path in CALL_PATH),
+        [pair for pair in pairs if not is_by_nature(pair)],
+        [pair for pair in pairs if is_by_nature(pair)],
+        outside_sets,
+        words,
     )
 
 

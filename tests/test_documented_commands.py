@@ -7,8 +7,10 @@ import base64
 import json
 import re
 import shlex
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -53,10 +55,15 @@ def list_inline() -> list[tuple[str, str]]:
     ]
 
 
+@cache
+def make_group() -> Any:
+    return get_command(build())
+
+
 @pytest.mark.parametrize(("page", "command"), list_inline())
 def test_a_command_in_a_sentence_exists_with_its_options(page: str, command: str) -> None:
     words = shlex.split(command.partition(" -- ")[0])[1:]
-    group = get_command(build())
+    group = make_group()
     while isinstance(group, typer.core.TyperGroup):
         assert words[0] in group.commands, f"{page}: {command}"
         _, found, words = group.resolve_command(group.make_context(None, [], resilient_parsing=True), words)
@@ -74,12 +81,16 @@ def test_a_target_or_module_in_a_sentence_exists(page: str) -> None:
     assert [name for name in modules if find_spec(name) is None] == []
 
 
+@cache
+def list_settings() -> frozenset[str]:
+    return frozenset(".".join(key.path) for key in list_keys())
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_setting_that_a_page_names_exists(page: str) -> None:
-    keys = {".".join(key.path) for key in list_keys()}
-    sections = "|".join({key.partition(".")[0] for key in keys if "." in key})
+    sections = "|".join({key.partition(".")[0] for key in list_settings() if "." in key})
     named = set(re.findall(rf"`((?:{sections})\.[a-z_]+)[`:]", strip(PAGES[page])))
-    assert {name for name in named if not name.endswith((".md", ".py", ".lock", ".toml", ".db"))} <= keys
+    assert {name for name in named if not name.endswith((".md", ".py", ".lock", ".toml", ".db"))} <= list_settings()
 
 
 def test_the_picture_is_drawn_from_its_figures() -> None:

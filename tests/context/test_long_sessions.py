@@ -192,7 +192,7 @@ _turns = st.lists(
 
 
 @pytest.mark.no_cover
-@examples(10)
+@examples(6)
 @example(
     [(("bare", 0, 0, False), [], 120), (("task", 0, 0, False), [], 700), (("bare", 0, 700, True), [900], 700)],
     2000,

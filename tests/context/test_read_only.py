@@ -1,6 +1,7 @@
 """Which calls are known to only read, by their tools' names and by the commands that they run."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -157,12 +158,11 @@ def test_any_other_command_counts_as_an_act(command: str) -> None:
     assert not judge("bash", command=command)
 
 
-@pytest.mark.parametrize("reading", READING[:12])
-@pytest.mark.parametrize("acting", ACTING[:12])
 @pytest.mark.parametrize("joint", [" && ", "; ", " || ", "\n", " | "])
-def test_one_act_among_commands_makes_all_an_act(reading: str, acting: str, joint: str) -> None:
-    assert not judge("bash", command=f"{reading}{joint}{acting}")
-    assert not judge("bash", command=f"{acting}{joint}{reading}")
+def test_one_act_among_commands_makes_all_an_act(joint: str) -> None:
+    for reading, acting in product(READING[:12], ACTING[:12]):
+        assert not judge("bash", command=f"{reading}{joint}{acting}")
+        assert not judge("bash", command=f"{acting}{joint}{reading}")
 
 
 @pytest.mark.parametrize(

@@ -262,9 +262,15 @@ async def test_of_a_request_whose_system_prompt_changed_nothing_would_have_been_
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
-    "steps", [range(5, 110), [*range(5, 60), *range(58, 100)], [*range(5, 40), 39, *range(40, 70)]]
+    ("characters", "steps"),
+    [
+        (3, range(5, 110)),
+        (4, range(5, 110)),
+        (5, range(5, 110)),
+        (3, [*range(5, 60), *range(58, 100)]),
+        (5, [*range(5, 40), 39, *range(40, 70)]),
+    ],
 )
-@pytest.mark.parametrize("characters", [3, 4, 5])
 async def test_a_saving_is_what_sending_everything_would_have_cost_less_what_was_billed(
     characters: int, steps: Sequence[int]
 ) -> None:

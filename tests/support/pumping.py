@@ -169,6 +169,8 @@ def find_costly_runs(run: Callable[[Any], object], make: Callable[[int], Any]) -
     `make` makes a text of runs of a length. A function that reads each run again from each of its characters takes
     twenty times as long, on any machine.
     """
+    if _measure(run, make(LONG_RUN)) <= FLOOR_SECONDS:
+        return ""
     long, short = (min(_measure(run, make(size)) for _ in range(3)) for size in (LONG_RUN, SHORT_RUN))
     is_costly = long > FLOOR_SECONDS and long > MOST_RATIO * short and long > allow(FLOOR_SECONDS)
     return f"{1000 * short:.1f} ms of runs of {SHORT_RUN:,}, {1000 * long:.1f} of {LONG_RUN:,}" if is_costly else ""

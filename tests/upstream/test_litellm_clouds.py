@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,23 @@ TOO_LONG: Mapping[str, Mapping[str, object]] = {
 }
 
 
+@cache
+def make_key() -> str:
+    """A private key. To find one takes a second or more."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return key.private_bytes(*form).decode()
+
+
 @pytest.fixture
 def cloud(make: Make, upstream: ScriptedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LitellmClient:
     """A client with the credentials of the environment. Google's are exchanged for a token at the scripted server."""
     for name, value in {"ACCESS_KEY_ID": "AKIAOWN", "SECRET_ACCESS_KEY": "s", "REGION_NAME": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     account = {
         "type": "service_account",
         "project_id": "ours",
-        "private_key": key.private_bytes(*form).decode(),
+        "private_key": make_key(),
         "client_email": "us@ours.example",
         "token_uri": f"{upstream.url}/token",
     }

@@ -7,6 +7,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import brotli
@@ -357,9 +358,9 @@ ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
     "deflate": zlib.compress,
-    "br": brotli.compress,
+    "br": partial(brotli.compress, quality=5),  # the best takes a second for a megabyte
     "zstd": zstandard.compress,
-    "gzip, br": lambda content: brotli.compress(gzip.compress(content)),
+    "gzip, br": lambda content: brotli.compress(gzip.compress(content), quality=5),
 }
 
 
@@ -393,8 +394,8 @@ def test_a_cut_stream_gives_the_beginning_of_the_content(content: bytes, data: s
 @pytest.mark.no_cover
 @pytest.mark.parametrize("encoding", sorted(ENCODERS))
 def test_a_bomb_is_decoded_to_the_cap_only(encoding: str) -> None:
-    bomb = ENCODERS[encoding](b"\0" * 50_000_000)
-    assert len(bomb) < 60_000
+    bomb = ENCODERS[encoding](b"\0" * 10_000_000)
+    assert len(bomb) < 20_000
     assert decode_content(bomb, encoding, 1000) == b"\0" * 1000
     assert len(next(decode_pieces(bomb, encoding))) < 1_000_000
 

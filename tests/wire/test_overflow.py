@@ -359,7 +359,7 @@ def test_a_refusal_in_plain_text_is_read() -> None:
 
 
 def test_a_compressed_refusal_is_read() -> None:
-    packed = gzip.compress(json.dumps(error(ANTHROPIC)).encode())
+    packed = gzip.compress(json.dumps(error(ANTHROPIC)).encode(), mtime=0)
     assert read_overflow(400, ((b"content-encoding", b"gzip"),), packed) == Overflow(200000, 210266)
     assert read_overflow(400, ((b"content-encoding", b"br"),), packed) is None
 

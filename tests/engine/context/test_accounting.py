@@ -70,7 +70,7 @@ def list_plans(engine: ManagedEngine) -> list[Plan]:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("members", [{}, {"stream": True}, {"tools": TOOLS}])
+@pytest.mark.parametrize("members", [{}, {"stream": True, "tools": TOOLS}])
 async def test_deciding_at_once_comes_to_the_same_as_counting_in_a_thread(
     members: dict[str, Any],
 ) -> None:

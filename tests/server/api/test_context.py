@@ -249,9 +249,8 @@ async def test_summaries_are_listed_and_shown_and_lead_to_what_they_cover(manage
     assert (row["calls"], row["auxiliary"]["calls"]) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "told"),
-    [
+async def test_errors_say_what_to_do(managed: Managed) -> None:
+    for path, status, told in [
         ("/refs/aaaaaaaaaa", 404, "there is no reference aaaaaaaaaa; `palimpsest diff SESSION N`"),
         ("/refs/no", 404, "'no' is no reference: one is `ref:` and ten letters and digits"),
         ("/refs/aaaaaaaaaa?page=x", 400, "page is a number"),
@@ -265,16 +264,13 @@ async def test_summaries_are_listed_and_shown_and_lead_to_what_they_cover(manage
         ("/sessions/{id}/exchanges/99/diff", 404, "no exchange 99"),
         ("/sessions/{id}/exchanges/1/diff?k=3", 404, "has no such round; it has 1"),
         ("/sessions/{id}/handoff?branch=zz", 404, "no branch begins with 'zz'"),
-    ],
-)
-async def test_errors_say_what_to_do(managed: Managed, path: str, status: int, told: str) -> None:
-    got, message = await managed.refuse(path)
-    assert (got, told in message) == (status, True), message
+    ]:
+        got, message = await managed.refuse(path)
+        assert (got, told in message) == (status, True), (path, message)
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "status", "told"),
-    [
+async def test_what_cannot_be_done_is_refused(managed: Managed) -> None:
+    for path, method, status, told in [
         ("/epochs/1/revert", "GET", 405, "it takes POST"),
         ("/epochs/1/revert?dry_run=maybe", "POST", 400, "dry_run is true or false"),
         ("/epochs/7/revert", "POST", 404, "there is no epoch 7"),
@@ -288,11 +284,9 @@ async def test_errors_say_what_to_do(managed: Managed, path: str, status: int, t
         ("/pins?node=zz", "DELETE", 400, "node is in hexadecimal digits"),
         ("/pins?node=00", "DELETE", 404, "not pinned"),
         ("/pins?newest=true&branch=zz", "DELETE", 404, "no branch begins with 'zz'"),
-    ],
-)
-async def test_what_cannot_be_done_is_refused(managed: Managed, path: str, method: str, status: int, told: str) -> None:
-    got, message = await managed.refuse("/sessions/{id}" + path, method)
-    assert (got, told in message) == (status, True), message
+    ]:
+        got, message = await managed.refuse("/sessions/{id}" + path, method)
+        assert (got, told in message) == (status, True), (path, method, message)
 
 
 async def test_a_revert_quotes_its_price_and_is_done(managed: Managed) -> None:
@@ -383,14 +377,12 @@ async def test_an_exchange_says_what_was_decided(managed: Managed) -> None:
     assert (row["strategy"], row["epochs"], row["saved"]) == ("epochs", 1, None)  # no usage came back
 
 
-@pytest.mark.parametrize(
-    "path", ["/refs/aaaaaaaaaa", "/sessions/{id}/epochs", "/sessions/{id}/pins", "/sessions/{id}/handoff"]
-)
-@pytest.mark.parametrize("fields", [(), ("Authorization: Bearer wrong",), (BEARER, "Origin: http://evil.example")])
-async def test_only_the_administrator_reads_and_decides(managed: Managed, path: str, fields: tuple[str, ...]) -> None:
-    for method in ("GET", "POST", "DELETE"):
-        asked = request(method, API + path.replace("{id}", managed.session), *fields)
-        assert (await managed.served.ask(asked)).status in (401, 403)
+async def test_only_the_administrator_reads_and_decides(managed: Managed) -> None:
+    for path in ["/refs/aaaaaaaaaa", "/sessions/{id}/epochs", "/sessions/{id}/pins", "/sessions/{id}/handoff"]:
+        for fields in [(), ("Authorization: Bearer wrong",), (BEARER, "Origin: http://evil.example")]:
+            for method in ("GET", "POST", "DELETE"):
+                asked = request(method, API + path.replace("{id}", managed.session), *fields)
+                assert (await managed.served.ask(asked)).status in (401, 403), (path, method, fields)
 
 
 async def test_a_revert_needs_the_administrator(managed: Managed) -> None:

@@ -94,31 +94,31 @@ async def test_the_numbers_of_the_settings_hold_unless_the_order_has_others(benc
         assert (line["result"]["success"], line["result"]["attempts"]) == (False, calls)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"prompt_template": "Say it"}, "does not use item"),
-        ({"prompt_template": ""}, "prompt_template"),
-        ({"output_schema": {"type": "objekt"}}, "no valid JSON Schema"),
-        ({"output_schema": {"$ref": "http://127.0.0.1:1/schema"}}, "nothing is fetched"),
-        ({"output_schema": {"$dynamicRef": "http://127.0.0.1:1/schema"}}, "nothing is fetched"),
-        ({"output_schema": {"$ref": "#"}}, "never ends"),
-        ({"output_schema": json.loads('{"not":' * 900 + "{}" + "}" * 900)}, "output_schema is nested too deeply"),
-        ({"prompt_template": "{{ " + "(" * 3000 + "item" + ")" * 3000 + " }}"}, "template is nested too deeply"),
-        ({"prompt_template": "{% for a in item %}" * 30 + "{% endfor %}" * 30}, "too many statically nested blocks"),
-        ({"output_schema": None}, "needs an output_schema"),
-        ({"operator": "agentic_map"}, "output_schema is for llm_map"),
-        ({"parent_session_id": "a"}, "parent_session_id is for agentic_map"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"inputs": "a"}, "inputs"),
-        ({"tools": []}, "tools"),
-    ],
-)
-async def test_a_bad_order_is_refused_before_any_call(bench: Bench, changes: dict[str, Any], why: str) -> None:
-    response = await bench.ask(**changes)
-    assert response.status_code == 400
-    assert why in response.json()["error"]["message"]
-    assert not bench.model.requests
+BAD_ORDERS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt_template": "Say it"}, "does not use item"),
+    ({"prompt_template": ""}, "prompt_template"),
+    ({"output_schema": {"type": "objekt"}}, "no valid JSON Schema"),
+    ({"output_schema": {"$ref": "http://127.0.0.1:1/schema"}}, "nothing is fetched"),
+    ({"output_schema": {"$dynamicRef": "http://127.0.0.1:1/schema"}}, "nothing is fetched"),
+    ({"output_schema": {"$ref": "#"}}, "never ends"),
+    ({"output_schema": json.loads('{"not":' * 900 + "{}" + "}" * 900)}, "output_schema is nested too deeply"),
+    ({"prompt_template": "{{ " + "(" * 3000 + "item" + ")" * 3000 + " }}"}, "template is nested too deeply"),
+    ({"prompt_template": "{% for a in item %}" * 30 + "{% endfor %}" * 30}, "too many statically nested blocks"),
+    ({"output_schema": None}, "needs an output_schema"),
+    ({"operator": "agentic_map"}, "output_schema is for llm_map"),
+    ({"parent_session_id": "a"}, "parent_session_id is for agentic_map"),
+    ({"concurrency": 0}, "concurrency"),
+    ({"inputs": "a"}, "inputs"),
+    ({"tools": []}, "tools"),
+]
+
+
+async def test_a_bad_order_is_refused_before_any_call(bench: Bench) -> None:
+    for changes, why in BAD_ORDERS:
+        response = await bench.ask(**changes)
+        assert response.status_code == 400, why
+        assert why in response.json()["error"]["message"]
+        assert not bench.model.requests
 
 
 @pytest.mark.parametrize("cpu_seconds", [0.5])

@@ -182,35 +182,33 @@ async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
     assert (await asked.ask("/memory/bundle"))["text"] == ""
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "body", "status", "what"),
-    [
-        ("/memory?type=raws", "GET", None, 400, "type is one of episodic, raw, semantic"),
-        ("/memory?turn=9", "GET", None, 400, "turn is 1 to 4"),
-        ("/memory?turn=turn_0000", "GET", None, 400, "turn is 1 to 4"),
-        ("/memory?limit=0", "GET", None, 400, "limit is 1 to"),
-        ("/memory?branch=ffff", "GET", None, 404, "no branch begins with"),
-        ("/memory?page=1", "GET", None, 400, "this path takes"),
-        ("/memory/bundle?max_semantic=1001", "GET", None, 400, "max_semantic is 0 to 1000, not 1001"),
-        ("/memory/snapshot?tail=words", "GET", None, 400, "tail is one of messages, text"),
-        ("/memory/snapshot?wire=smoke", "GET", None, 400, "wire is one of chat_completions"),
-        ("/context?wire=smoke", "GET", None, 400, "wire is one of chat_completions"),
-        ("/tools?turn=x", "GET", None, 400, "turn is 1 to 4"),
-        ("/memory/compact", "POST", {"turn_ids": ["turn_0099"]}, 400, "there is no turn"),
-        ("/memory/compact", "POST", {"turns": []}, 400, "the body is not valid"),
-        ("/memory/compact", "POST", {"when": "tomorrow"}, 400, "the body is not valid"),
-        ("/memory/compact", "DELETE", None, 405, "DELETE is not allowed"),
-        ("/memory/sem_0001", "POST", None, 404, "no item"),
-        ("/memory/rt_0001", "DELETE", None, 400, "can be pinned and retracted"),
-        ("/memory/sem_0001", "POST", {"action": "praise"}, 400, "the body is not valid"),
-        ("/memory/reset", "GET", None, 405, "it takes POST"),
-    ],
-)
-async def test_what_cannot_be_done_is_said(
-    asked: Asked, path: str, method: str, body: Any, status: int, what: str
-) -> None:
-    got = await asked.refuse(path, method, body)
-    assert got[0] == status and what in got[1]["error"]["message"], got
+IMPOSSIBLE: list[tuple[str, str, Any, int, str]] = [
+    ("/memory?type=raws", "GET", None, 400, "type is one of episodic, raw, semantic"),
+    ("/memory?turn=9", "GET", None, 400, "turn is 1 to 4"),
+    ("/memory?turn=turn_0000", "GET", None, 400, "turn is 1 to 4"),
+    ("/memory?limit=0", "GET", None, 400, "limit is 1 to"),
+    ("/memory?branch=ffff", "GET", None, 404, "no branch begins with"),
+    ("/memory?page=1", "GET", None, 400, "this path takes"),
+    ("/memory/bundle?max_semantic=1001", "GET", None, 400, "max_semantic is 0 to 1000, not 1001"),
+    ("/memory/snapshot?tail=words", "GET", None, 400, "tail is one of messages, text"),
+    ("/memory/snapshot?wire=smoke", "GET", None, 400, "wire is one of chat_completions"),
+    ("/context?wire=smoke", "GET", None, 400, "wire is one of chat_completions"),
+    ("/tools?turn=x", "GET", None, 400, "turn is 1 to 4"),
+    ("/memory/compact", "POST", {"turn_ids": ["turn_0099"]}, 400, "there is no turn"),
+    ("/memory/compact", "POST", {"turns": []}, 400, "the body is not valid"),
+    ("/memory/compact", "POST", {"when": "tomorrow"}, 400, "the body is not valid"),
+    ("/memory/compact", "DELETE", None, 405, "DELETE is not allowed"),
+    ("/memory/sem_0001", "POST", None, 404, "no item"),
+    ("/memory/rt_0001", "DELETE", None, 400, "can be pinned and retracted"),
+    ("/memory/sem_0001", "POST", {"action": "praise"}, 400, "the body is not valid"),
+    ("/memory/reset", "GET", None, 405, "it takes POST"),
+]
+
+
+async def test_what_cannot_be_done_is_said(asked: Asked) -> None:
+    for path, method, body, status, what in IMPOSSIBLE:
+        got = await asked.refuse(path, method, body)
+        assert got[0] == status and what in got[1]["error"]["message"], got
 
 
 async def test_an_unknown_session_and_one_without_a_conversation_are_404() -> None:

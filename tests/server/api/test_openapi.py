@@ -26,7 +26,7 @@ DOCUMENT = "/-/api/openapi.json"
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ITEMS = ("ep_0001", "sem_0001")
 STREAMS = ("/-/api/events",)
-EXAMPLES = 20
+EXAMPLES = settings().max_examples // 4
 
 
 class Lent:

@@ -272,9 +272,8 @@ async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> N
     assert [row["n"] for row in document["exchanges"]] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "told"),
-    [
+async def test_errors_say_what_to_do(talk: Served, archive: ReadableArchive) -> None:
+    for path, status, told in [
         ("?limit=0", 400, "limit is 1 to 1000, not 0"),
         ("?limit=1001", 400, "limit is 1 to 1000"),
         ("?limit=-1", 400, "limit is a number from 0 to 999999999, not '-1'"),
@@ -302,25 +301,21 @@ async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> N
         ("/{id}/export?branch=zz", 404, "its branches are "),
         ("/zzz", 404, "GET /-/api/sessions lists them"),
         ("/talx", 404, "GET /-/api/sessions lists them"),
-    ],
-)
-async def test_errors_say_what_to_do(talk: Served, archive: ReadableArchive, path: str, status: int, told: str) -> None:
-    got, code, message = await refuse(talk, path.replace("{id}", id_of(archive)))
-    assert (got, code) == (status, "bad_request" if status == 400 else "not_found")
-    assert told in message
+    ]:
+        got, code, message = await refuse(talk, path.replace("{id}", id_of(archive)))
+        assert (got, code) == (status, "bad_request" if status == 400 else "not_found"), path
+        assert told in message, path
 
 
-@pytest.mark.parametrize("trick", TRICKS)
-@pytest.mark.parametrize("path", ["/{}", "/{}/exchanges", "/{}/exchanges/1/sent", "/{}/export"])
-async def test_a_name_that_is_none_finds_nothing(
-    talk: Served, upstream: ScriptedUpstream, trick: str, path: str
-) -> None:
-    seen = len(upstream.requests)
-    got = await talk.ask(request("GET", API + path.format(trick.replace(" ", "%20")), BEARER))
-    assert got.status == 404
-    assert len(got.body) < 1000
-    assert json.loads(got.body)["error"]["code"] == "not_found"
-    assert len(upstream.requests) == seen
+async def test_a_name_that_is_none_finds_nothing(talk: Served, upstream: ScriptedUpstream) -> None:
+    for trick in TRICKS:
+        for path in ["/{}", "/{}/exchanges", "/{}/exchanges/1/sent", "/{}/export"]:
+            seen = len(upstream.requests)
+            got = await talk.ask(request("GET", API + path.format(trick.replace(" ", "%20")), BEARER))
+            assert got.status == 404, (path, trick)
+            assert len(got.body) < 1000
+            assert json.loads(got.body)["error"]["code"] == "not_found"
+            assert len(upstream.requests) == seen
 
 
 async def test_what_was_erased_is_not_found_with_the_reason(talk: Served, archive: ReadableArchive) -> None:
@@ -359,15 +354,13 @@ async def test_a_head_is_that_of_a_get(talk: Served, archive: ReadableArchive, p
 
 
 @PATHS
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-async def test_nothing_can_be_changed(talk: Served, archive: ReadableArchive, path: str, method: str) -> None:
+async def test_nothing_can_be_changed(talk: Served, archive: ReadableArchive, path: str) -> None:
     # a session can be begun and erased
     allowed = {"": b"GET, HEAD, POST", "/{id}": b"GET, HEAD, DELETE"}.get(path, b"GET, HEAD")
-    if method.encode() in allowed:
-        return
-    got = await get(talk, path.replace("{id}", id_of(archive)), method)
-    assert (got.status, got.find(b"allow")) == (405, allowed)
-    assert json.loads(got.body)["error"]["code"] == "method_not_allowed"
+    for method in {"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} - set(allowed.decode().split(", ")):
+        got = await get(talk, path.replace("{id}", id_of(archive)), method)
+        assert (got.status, got.find(b"allow")) == (405, allowed), method
+        assert json.loads(got.body)["error"]["code"] == "method_not_allowed"
 
 
 @PATHS

@@ -111,11 +111,11 @@ def test_what_remains_of_an_erasure_is_emptied_and_nothing_else_of_it_ever_chang
 
 
 @pytest.mark.parametrize("table", ROWS)
-@pytest.mark.parametrize("verb", ["INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE", "INSERT"])
-def test_a_row_is_not_replaced_by_one_with_its_key(log: sqlite3.Connection, table: str, verb: str) -> None:
+def test_a_row_is_not_replaced_by_one_with_its_key(log: sqlite3.Connection, table: str) -> None:
     insert(log, table, ROWS[table])
-    with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
-        insert(log, table, ROWS[table], verb)
+    for verb in ("INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE", "INSERT"):
+        with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
+            insert(log, table, ROWS[table], verb)
 
 
 @pytest.mark.parametrize("table", RIVALS)

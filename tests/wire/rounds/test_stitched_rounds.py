@@ -137,12 +137,13 @@ def list_states(speaker: Speaker, streams: Sequence[bytes]) -> list[RoundStitche
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 def test_it_is_the_same_wherever_the_bytes_are_cut(speaker: Speaker, line_end: bytes) -> None:
     """Cuts inside a line are all alike, so that only some of them are tried; but the first line is cut everywhere."""
+    step = 29 if line_end == b"\n" else 290  # inside a line nobody knows how it will end
     streams = [(b": a\n: b\n" + speaker.stream(turn)).replace(b"\n", line_end) for turn in EXAMPLE]
     for state, stream in zip(list_states(speaker, streams), streams, strict=True):
         uncut = deepcopy(state)
         whole = uncut.feed(stream), uncut.end_round(), uncut.finish()
         ends = {found.start() + i for found in re.finditer(rb"[\r\n]", stream) for i in range(3)}
-        for at in sorted({*ends, *range(1, 60), *range(0, len(stream), 29)}):
+        for at in sorted({*ends, *range(1, 60), *range(0, len(stream), step)}):
             stitcher = deepcopy(state)
             written = stitcher.feed(stream[:at]) + stitcher.feed(stream[at:])
             assert (written, stitcher.end_round(), stitcher.finish()) == whole

@@ -230,7 +230,12 @@ async def leave_while_the_next_round_is_made(world: World) -> None:
 
 async def leave_when_a_next_round_is_recorded(world: World) -> None:
     task = world.begin(world.look())
-    world.engine.bus.subscribe(ExchangeRecorded, lambda event: None if event.is_final else task.cancel() and None)
+
+    def leave(event: ExchangeRecorded) -> None:
+        if not event.is_final:
+            task.cancel()
+
+    world.engine.bus.subscribe(ExchangeRecorded, leave)
     assert await world.end(task) == [COMPLETE, ("aborted", 0)]
     assert task.cancelled() and not world.client.is_whole
 
@@ -319,6 +324,6 @@ async def test_an_answer_that_goes_on_as_something_else_waits_for_nothing_any_mo
         delays.append(delay)
         return call_later(delay, *given, **options)
 
-    loop.call_later = note  # type: ignore[method-assign]
+    loop.call_later = note  # type: ignore[method-assign,assignment]
     await put_forward(WITHHOLD_SECONDS + 1)
     assert WITHHOLD_SECONDS not in delays

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from proxy.engine.body_cache import BodyCache, build_manifest, split_known
 from proxy.engine.call.response_reader import ResponseReader
+from proxy.engine.conversations.bodies import BodyCache, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker

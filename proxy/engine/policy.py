@@ -124,9 +124,9 @@ class EnginePolicy:
     on_failure: Literal["forward", "refuse"] = "forward"  # what happens to calls while the log takes no writes
     session_headers: tuple[str, ...] = ()  # request headers, besides the known ones, that name a conversation
     infer: bool = True  # whether conversations without a name are recognised by their content
-    # Bounds the memory for conversations: half of it for bodies, an eighth for nodes, an eighth for message features, a
-    # quarter for all else that managing needs. On top come a sixth for token counts, half for the worker's queue, and a
-    # quarter for histories that we hold.
+    # Bounds the memory for conversations: three quarters for bodies and what was measured of them, an eighth for nodes.
+    # On top come an eighth for the bodies that are sent in their place, an eighth for message features, a sixteenth for
+    # epochs, a sixth for token counts, half for the worker's queue, and a quarter for histories that we hold.
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
@@ -152,8 +152,8 @@ class SessionsSettings:
     infer: bool = True
     """Recognise conversations without an id by their content. Off: each such request is its own."""
     cache_bytes: Size = 64 * 1024 * 1024
-    """Memory for the most recent conversations, half of it for request bodies; bytes. What waits for the worker
-    process may take half as much beside it."""
+    """Memory for the most recent conversations, three quarters of it for request bodies and what was counted of them;
+    bytes. What waits for the worker process may take half as much beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import field
 from msgspec.structs import replace
 
 from proxy.context.budget import has_token_bound
-from proxy.engine.body_cache import KeptPart
+from proxy.engine.conversations.bodies import KeptPart, Measures
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model import Value
@@ -107,6 +108,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     kept_part: KeptPart | None = None  # how much of its body the log has; None means all
     until: float = 0.0  # the end of its waits for the log, on the monotonic clock
     is_certain: bool = True  # as in `lineage.resolver.Placement`
+    measured: Measures = field(default_factory=dict)  # what is known of its messages; what is measured for it is added
     # What it asks the provider to clear, if we do that in its place. `split` then lacks the member that says so.
     clearing: ClearingTerms | None = None
 
@@ -151,7 +153,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
 
     def add_notes(self, start: int, changed: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Return the messages from an index on that are sent changed: those of `changed`, and those with a note."""
-        notes = {place: note for place, note in self.notes.items() if place >= start}
+        notes = self.notes and {place: note for place, note in self.notes.items() if place >= start}
         if not notes:
             return changed
         append = FORMATS[self.wire].append_output

@@ -10,18 +10,19 @@ from typing import NamedTuple
 from msgspec.structs import asdict, replace
 
 from proxy.context.budget import has_token_bound
-from proxy.engine.body_cache import (
+from proxy.engine.call.response_reader import ResponseReader
+from proxy.engine.conversations.bodies import (
     BodyCache,
     CachedBody,
     KeptPart,
     Key,
+    Measures,
     build_manifest,
     find_kept,
     link_items,
     list_links,
     split_known,
 )
-from proxy.engine.call.response_reader import ResponseReader
 from proxy.engine.history.stored import ReferringRequest, ResolvedReferences, StoredHistories
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
@@ -74,11 +75,15 @@ class Route:
 
 
 class _Remembered(NamedTuple):
-    """The cached body that shares most items with a request, their number, and the cache's `losses` at that time."""
+    """The cached body that shares most items with a request, their number, and the cache's `losses` at that time.
+
+    `measured` is what is known of the request's messages.
+    """
 
     known: CachedBody | None
     shared: int
     losses: int
+    measured: Measures | None = None
 
 
 class RequestResolver:
@@ -102,7 +107,7 @@ class RequestResolver:
         self._lineage = reader.lineage
         self._reader = reader
         self._naming = ClientIdReader(policy.session_headers)
-        self._histories = BodyCache(policy.cache_bytes // 2)
+        self._histories = BodyCache(policy.cache_bytes // 4 * 3)
         cap, cache_bytes = policy.record_cap_bytes, policy.cache_bytes // 8
         self._stored = StoredHistories(reader, clock, cap=cap, cache_bytes=cache_bytes)
         self._clock = clock
@@ -175,14 +180,13 @@ class RequestResolver:
         headers say.
         """
         caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
-        known, shared = self._histories.find((caller.tenant, form.name, named.family), request.body)
+        key = (caller.tenant, form.name, named.family)
+        known, shared = self._histories.find(key, request.body)
         split = split_known(request.body, form.items_key, known, shared)
         if split is None:
             return unread
-        until, model = (
-            self._clock.monotonic() + self._policy.hard_wait_seconds,
-            parse_json_string(split.member("model")),
-        )
+        until = self._clock.monotonic() + self._policy.hard_wait_seconds
+        model = parse_json_string(split.member("model"))
         upstream = self._choose(model).upstream
         alone = make_session(caller.tenant, upstream.name, named, unread.exchange)
         unread = replace(unread, session=alone, upstream=upstream)
@@ -199,14 +203,8 @@ class RequestResolver:
         base = found.measure(chain.nodes)
         lineage = Lineage(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
         resolved = replace(unread, session=found.key, wire=form.name, model=model, lineage=lineage)
-        return ManagedRequest(
-            **asdict(resolved),
-            items_key=form.items_key,
-            split=split,
-            chain=chain,
-            most_output=query.most_output,
-            until=until,
-        )
+        measured = self._histories.find_measured(key, known, shared, chain, (session.upstream, model))
+        return _make_managed(resolved, form, query, split=split, chain=chain, measured=measured)
 
     def forget_lost(self) -> None:
         """Forget earlier bodies if the log has lost anything since: manifests refer to what they added to it."""
@@ -262,8 +260,7 @@ class RequestResolver:
         route = self._choose(model) if own is None else self._find_route(own.upstream)
         session = own or make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
         asked = ReferringRequest(request, form, session, split, remembered.shared, exchange, options.mode, until)
-        is_written = not arrival.is_whole and self._lineage.tenants.trusts(caller)
-        found, split, remembered = await self._follow(asked, key, remembered, is_written=is_written)
+        found, split, remembered = await self._follow(asked, key, remembered, caller, is_whole=arrival.is_whole)
         read, request = found.own or split, found.request
         chain = await self._read_chain(form, session, split, remembered, root=found.root, until=until)
         query = replace(
@@ -274,8 +271,7 @@ class RequestResolver:
             is_whole=arrival.is_whole,
         )
         kept_part = await self._find_kept(caller.tenant, split, remembered, until)
-        is_placed = (session.family or self._policy.infer) and not options.is_alone
-        place = await self._place(query) if is_placed else None
+        place = await self._place(query) if (session.family or self._policy.infer) and not options.is_alone else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
             **asdict(request),
@@ -298,13 +294,17 @@ class RequestResolver:
             unresolved=found.unresolved,
         )
         if place is not None and split.items:
-            resolved = _make_managed(resolved, form, query, place, split=read, chain=chain, kept_part=kept_part)
+            measured = self._histories.find_measured(key, *remembered[:2], chain, (session.upstream, model))
+            remembered = remembered._replace(measured=measured)
+            resolved = _make_managed(resolved, form, query, split=read, chain=chain, measured=measured)
+            resolved = replace(resolved, is_new=place.is_new, kept_part=kept_part, is_certain=place.is_certain)
         return resolved, partial(self._build_body, key, split, chain, remembered, kept_part)
 
     async def _follow(
-        self, asked: ReferringRequest, key: Key, remembered: _Remembered, *, is_written: bool
+        self, asked: ReferringRequest, key: Key, remembered: _Remembered, caller: Credential, *, is_whole: bool
     ) -> tuple[ResolvedReferences, SplitBody, _Remembered]:
         """Return what a request refers to, the split of its body with that, and what this shares with a cached one."""
+        is_written = not is_whole and self._lineage.tenants.trusts(caller)
         found = await self._stored.resolve(asked, is_written=is_written)
         if found.request is asked.request:
             return found, asked.split, remembered
@@ -317,7 +317,7 @@ class RequestResolver:
         self, form: Format, session: SessionKey, split: SplitBody, remembered: _Remembered, *, root: bytes, until: float
     ) -> Chain:
         """Read the messages of a body, and resolve their references to stored items."""
-        known, shared, _ = remembered
+        known, shared = remembered.known, remembered.shared
         before = known.chain if known is not None else None
         messages = await self._lineage.resolve_references(
             session, read_messages(form, split, before, shared, root), until
@@ -325,12 +325,12 @@ class RequestResolver:
         return make_chain(messages, before, root, is_plain=_is_plain(split.content, known, shared))
 
     async def _place(self, query: LineageQuery) -> Placement:
-        for exchange in self._lineage.list_unread(query):
+        for exchange in self._lineage.list_unread(query) if self._lineage.unread else ():
             await self._reader.read_now(exchange)
         return await self._lineage.place(query)
 
     async def _find_kept(
-        self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float
+        self, tenant: bytes, split: SplitBody, remembered: _Remembered, until: float
     ) -> KeptPart | None:
         """Compute how much of a body above the cap goes to the log, None for one below it.
 
@@ -352,11 +352,11 @@ class RequestResolver:
     ) -> Manifest:
         """Build the manifest of a body. It refers to a cached one only if nothing was lost since."""
         self.forget_lost()
-        known, shared, losses = remembered
+        known, shared, losses, measured = remembered
         if losses != self._histories.losses:
             known, shared = None, 0
             kept_part = find_kept(split, kept_part.cap, ()) if kept_part is not None else None
-        body, history = build_manifest(key[0], split, chain, known, shared, kept_part=kept_part)
+        body, history = build_manifest(key[0], split, chain, known, shared, measured=measured, kept_part=kept_part)
         if history is not None:
             self._histories.remember(key, history, known)
         return body
@@ -454,11 +454,10 @@ def _make_managed(
     request: ResolvedRequest,
     form: Format,
     query: LineageQuery,
-    place: Placement,
     *,
     split: SplitBody,
     chain: Chain,
-    kept_part: KeptPart | None,
+    measured: Measures,
 ) -> ManagedRequest:
     return ManagedRequest(
         **asdict(request),
@@ -466,10 +465,8 @@ def _make_managed(
         split=split,
         chain=chain,
         most_output=query.most_output,
-        is_new=place.is_new and place.origin is None,
-        kept_part=kept_part,
         until=query.until,
-        is_certain=place.is_certain,
+        measured=measured,
     )
 
 

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from proxy.context.conversation import PlanRequest
-from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.epoch import ContextPlan
-from tests.support.contexts import StatedArchive
 from tests.support.managed import ManagedEngine, OwnBuilder, answer
 from tests.support.managing import Message, QuarterTokens, make_subject
+from tests.support.measuring import MeasuredBodies
 
 _PAIRS, _CALLS = 300, 200
 _MOST_READ = 28  # by all plans, for each message that is new
@@ -62,8 +61,9 @@ async def test_planning_reads_no_more_than_a_bounded_number_of_messages_for_each
 
 
 async def test_the_history_of_ten_thousand_messages_is_kept_so_that_the_next_call_reads_what_is_new() -> None:
-    share = EnginePolicy().cache_bytes // 4  # as `assembly` gives it
-    caches = ContextCaches(StatedArchive(), TokenCounter(QuarterTokens()), share)
+    paths = MeasuredBodies(
+        TokenCounter(QuarterTokens()), EnginePolicy().cache_bytes // 4 * 3
+    )  # as the resolver gives it
     asked = make_subject(say(5_000, 2))
-    await caches.histories.follow(asked)
-    assert caches.histories.find(asked)[1] == len(asked.nodes) == 10_001
+    await paths.follow(asked)
+    assert paths.find(asked)[1] == len(asked.nodes) == 10_001

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.body_cache import build_manifest
+from proxy.engine.conversations.bodies import build_manifest
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.model.epoch import Epoch, Summary
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings

@@ -20,7 +20,7 @@ from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanInp
 from proxy.context.message_features import extract_features
 from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan, compute_plan
-from proxy.engine.context.history_cache import HistoryCache
+from proxy.engine.context.history_counter import HistoryCounter
 from proxy.engine.text_jobs import TextJob, TextJobs, index_plan
 from proxy.engine.token_counter import Measured, MeasureJob, TokenCounter, measure
 from proxy.model.errors import WorkerLost
@@ -48,7 +48,7 @@ READER = "import sys, time, os; sys.stdin.buffer.read(int.from_bytes(sys.stdin.b
 
 async def make_job(steps: int = 40) -> PlanJob:
     request = make_subject(make_history(steps, 1600))
-    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(request)
+    history = await HistoryCounter(TokenCounter(QuarterTokens())).follow(request)
     return make_planner().make_job(request, history, PlanInputs(BUDGET))
 
 
@@ -204,7 +204,7 @@ async def test_a_history_that_grew_can_be_sent(worker: WorkerProcess) -> None:
         request.chain, nodes=extend_shared(list(request.nodes[:-1]), len(request.nodes) - 1, request.nodes[-1:])
     )
     request = msgspec.structs.replace(request, chain=chain)
-    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(request)
+    history = await HistoryCounter(TokenCounter(QuarterTokens())).follow(request)
     job = make_planner().make_job(request, history, PlanInputs(BUDGET))
     assert (await worker.plan(job)).plan.references
 

@@ -15,7 +15,7 @@ from proxy.context.conversation import CountedMessage, PlanInputs, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import forget_tool, make_reference
 from proxy.context.verbatim import estimate_reasoning, find_tail
-from proxy.engine.context.history_cache import MeasuredHistory
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model import Value

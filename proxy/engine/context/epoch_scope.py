@@ -24,7 +24,7 @@ from proxy.context.verbatim import (
     list_foreign,
     may_bind_reasoning,
 )
-from proxy.engine.context.history_cache import PromptPrefix
+from proxy.engine.conversations.bodies import PromptPrefix
 from proxy.engine.request import ManagedRequest
 from proxy.model import Value
 from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, decode_edits

@@ -26,7 +26,7 @@ from proxy.engine.context.epoch_planner import (
     reduce_epoch,
 )
 from proxy.engine.context.epoch_scope import make_own_body
-from proxy.engine.context.history_cache import HistoryCache
+from proxy.engine.context.history_counter import HistoryCounter
 from proxy.engine.context.request_state import NO_MEMORY, EpochMemory, OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.context.tool_offers import NO_RECALLED
@@ -441,7 +441,7 @@ def _find_unpaid(state: RequestState, inputs: PlanInputs) -> RenderedPlan | None
     return drafted.drafting.result() if decide(state.account, state.planned_facts).why is None else None
 
 
-async def _find_drafted(histories: HistoryCache, state: RequestState, inputs: PlanInputs) -> "_EarlierPlan | None":
+async def _find_drafted(histories: HistoryCounter, state: RequestState, inputs: PlanInputs) -> "_EarlierPlan | None":
     """Return the plan that is kept if it holds for a request, makes it shorter, and leaves it below its ceiling."""
     drafted = state.find_drafted()
     if drafted is None or not drafted.applies(inputs, state.history.structures):

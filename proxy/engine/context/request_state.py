@@ -14,8 +14,7 @@ from proxy.context.strategies.turns import find_prompt
 from proxy.context.verbatim import estimate_reasoning
 from proxy.engine.context.epoch_planner import DraftedPlan
 from proxy.engine.context.epoch_scope import EpochAccount
-from proxy.engine.context.history_cache import (
-    MeasuredHistory,
+from proxy.engine.context.history_counter import (
     count_answered,
     decode_messages,
     estimate_protected,
@@ -25,6 +24,7 @@ from proxy.engine.context.history_cache import (
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS, ToolOffers
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
@@ -396,7 +396,7 @@ class StateReader:
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget, keep: bool = True
     ) -> RequestState:
         """Return the state of a request, with its new messages counted. Memory keeps nothing of it if not `keep`."""
-        history = await self.caches.histories.follow(request, is_kept=keep)
+        history = await self.caches.histories.follow(request)
         epoch_tokens = await self._weigh(request, context, epoch, keep) if epoch is not None else 0
         return self._make(request, context, epoch, budget, history=history, epoch_tokens=epoch_tokens, is_kept=keep)
 

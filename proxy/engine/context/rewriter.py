@@ -8,8 +8,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, RestoredAnswer, ToolOffers
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Recalled, Replaced, Written, decode_edits

@@ -2,10 +2,18 @@
 
 from collections.abc import Mapping
 
-from proxy.engine.body_cache import BodyCache, CachedBody, Copied, build_manifest, find_kept, list_links, split_known
 from proxy.engine.context.epoch_planner import FeatureCache
-from proxy.engine.context.history_cache import HistoryCache
+from proxy.engine.context.history_counter import HistoryCounter
 from proxy.engine.context.session_context import SessionContexts
+from proxy.engine.conversations.bodies import (
+    BodyCache,
+    CachedBody,
+    Copied,
+    build_manifest,
+    find_kept,
+    list_links,
+    split_known,
+)
 from proxy.engine.models import PromptSizes
 from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
@@ -123,8 +131,7 @@ class ContextCaches:
         self._archive = archive
         self._generation = archive.health.generation
         self.contexts = SessionContexts(archive, most_bytes // 4)
-        # A history that does not fit is read anew with each call: that of 10,000 messages has to.
-        self.histories = HistoryCache(counter, most_bytes)
+        self.histories = HistoryCounter(counter)
         self.sent = SentBodies(most_bytes // 2, record_cap)
         self.prompts = PromptSizes()
         self.features = FeatureCache(most_bytes // 2)
@@ -142,5 +149,4 @@ class ContextCaches:
     def forget(self) -> None:
         """Forget what may have content that the log has no more, for all sessions: it is soon found again."""
         self.forget_lost()
-        self.histories.clear()
         self.features.clear()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from proxy.context.conversation import TurnsPolicy
 from proxy.context.strategies.sources import is_nudge
-from proxy.engine.body_cache import build_manifest
+from proxy.engine.conversations.bodies import build_manifest
 from proxy.engine.history.answers import CapturingClient, HeldAnswer, read_held_answer
 from proxy.engine.history.loading import HistoryLog, load_path
 from proxy.engine.history.nudges import NO_NUDGE, Nudge, Nudger

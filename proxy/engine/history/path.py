@@ -1,7 +1,7 @@
 """The newest complete path of a session, and the whole request that a client's few messages become behind it.
 
 The body that is made begins with its messages, so that each one begins with the bytes of the one before it: what
-compares, splits and stores bodies (`engine/body_cache`) then looks at nothing but what is new.
+compares, splits and stores bodies (`engine/conversations/bodies`) then looks at nothing but what is new.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.engine.body_cache import CachedBody
+from proxy.engine.conversations.bodies import CachedBody
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import ClientRequest
 from proxy.wire.body import SplitBody, split_body

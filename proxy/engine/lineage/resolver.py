@@ -95,7 +95,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """The place of a request in its session. `known` is what memory has of the session; `origin` is as in `Proof`.
 
     `lineage` is None for a request that is not trusted: `record_request` makes it once the upstream has accepted it.
-    `is_new`: it is the first of its session. `is_certain`: the log was asked about it, or need not be.
+    `is_new`: it is the first of its session, and continues no other. `is_certain`: the log was asked about it, or need
+    not be.
     """
 
     session: SessionKey
@@ -259,7 +260,7 @@ class SessionResolver:
         if is_new and not session.family and is_under_way(query.items):
             self._begun.put((query.likeness, query.traits), known.key.id)
         lineage = self.record_request(query, known) if query.is_trusted else None
-        return Placement(known.key, known, lineage, origin, is_new, is_certain)
+        return Placement(known.key, known, lineage, origin, is_new and origin is None, is_certain)
 
     def record_request(self, query: LineageQuery, known: SessionNodes) -> Lineage:
         """Add a request to its session. Return how it extends that."""

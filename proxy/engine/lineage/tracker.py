@@ -134,8 +134,6 @@ class LineageTracker:
         known one, which prove less. Read each answer before taking the next exchange: if those in the request's own
         chain prove nothing, it may contain any of the tenant's.
         """
-        if not self.unread:
-            return
         waiting = [node for node in self._resolver.list_undecided(query) if node in self.unread]
         yield from [exchange for node in dict.fromkeys(waiting) for exchange in self.unread[node]]
         if self._resolver.is_unproven(query):

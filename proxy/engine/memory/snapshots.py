@@ -18,7 +18,7 @@ from proxy.context.memory.facts import is_on_path
 from proxy.context.strategies.snapshot import choose_tail
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, make_turns_job
 from proxy.engine.compaction.worker import SummaryWorker
-from proxy.engine.context.history_cache import decode_messages
+from proxy.engine.context.history_counter import decode_messages
 from proxy.engine.context.request_state import RequestState
 from proxy.engine.memory.compaction import NO_MODEL, join_turns
 from proxy.engine.memory.memory import SessionMemory

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from proxy.engine.body_cache import build_manifest
 from proxy.engine.compaction.model_call import ModelResponse
+from proxy.engine.conversations.bodies import build_manifest
 from proxy.model.exchange import Opening
 from proxy.model.log import Record
 from proxy.model.manifest import make_manifest

@@ -11,7 +11,7 @@ from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import LiveSummary, PlanInputs, PlanRequest
 from proxy.engine.context.epoch_planner import compute_plan, list_originals, read_plan, reduce_epoch
-from proxy.engine.context.history_cache import HistoryCache
+from proxy.engine.context.history_counter import HistoryCounter
 from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.policy import Provider
 from proxy.engine.token_counter import TokenCounter
@@ -58,7 +58,7 @@ async def draft(
     **options: Any,
 ) -> "Drafted":
     subject = make_subject(messages, **options.pop("members", {}))
-    path = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
+    path = await HistoryCounter(TokenCounter(QuarterTokens())).follow(subject)
     planner = make_planner(builder, {"main": provider} if provider else {}, secret)
     draft = planner.draft_minimal if options.pop("is_minimal", False) else planner.draft
     known, inputs = options.pop("known", {}), PlanInputs(BUDGET, options.pop("frozen", None))
@@ -255,7 +255,7 @@ async def test_a_providers_own_compaction_is_only_for_an_upstream_that_takes_it(
     reports = (LiveSummary("a", "told of a", 0, 2, 9), LiveSummary("p", "told of p", 0, 3, 9, _BLOCK))
     planner = make_planner(providers={"main": Provider(has_compaction=is_taken)})
     subject = make_subject(HISTORY)
-    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
+    history = await HistoryCounter(TokenCounter(QuarterTokens())).follow(subject)
     job = planner.make_job(subject, history, PlanInputs(BUDGET, reports=reports))
     assert job.inputs.reports == (reports if is_taken else reports[:1])
     assert planner.takes_compactions(subject) == is_taken
@@ -265,7 +265,7 @@ async def test_nothing_is_moved_before_it() -> None:
     edits = (_COMPACTED, Written("w", 0, 2), Kept(0))
     planner = make_planner(providers={"main": Provider(summary_role="assistant", has_compaction=True)})
     subject = make_subject(HISTORY)
-    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
+    history = await HistoryCounter(TokenCounter(QuarterTokens())).follow(subject)
     job = planner.make_job(subject, history, PlanInputs(BUDGET))
     made = compute_plan(job, OwnBuilder(lambda view, build: ContextPlan(2, edits, (), 10)))
     assert (made.plan.edits, made.rendered[0]) == (edits, _BLOCK.encode())

@@ -11,21 +11,20 @@ from tests.support.managing import QuarterTokens, spell
 async def fill(memory: ContextCaches) -> None:
     await memory.contexts.open(ask(base=0))
     memory.contexts.add("s1", make_epoch("a"))
-    await memory.histories.follow(ask())
     memory.sent.keep(ask(), spell(HISTORY))
 
 
-def count_kept(memory: ContextCaches) -> tuple[int, int, int]:
-    """Contexts; messages whose tokens are known; messages of what was sent that the log need not be brought again."""
+def count_kept(memory: ContextCaches) -> tuple[int, int]:
+    """Contexts; messages of what was sent that the log need not be brought again."""
     fresh = len(memory.sent.keep(ask(), spell(HISTORY)).slices)
-    return len(memory.contexts), memory.histories.find(ask())[1], len(HISTORY) - fresh
+    return len(memory.contexts), len(HISTORY) - fresh
 
 
 async def test_while_nothing_is_lost_everything_stays() -> None:
     memory = ContextCaches(StatedArchive(), TokenCounter(QuarterTokens()), 1 << 20)
     await fill(memory)
     memory.forget_lost()
-    assert count_kept(memory) == (1, len(HISTORY) - 1, len(HISTORY))
+    assert count_kept(memory) == (1, len(HISTORY))
 
 
 async def test_what_leans_on_lost_records_is_forgotten_once() -> None:
@@ -37,16 +36,14 @@ async def test_what_leans_on_lost_records_is_forgotten_once() -> None:
     assert len(memory.contexts) == 1
     archive.health = replace(archive.health, generation=4)
     memory.forget_lost()
-    assert count_kept(memory) == (0, len(HISTORY) - 1, 0)
+    assert count_kept(memory) == (0, 0)
     await fill(memory)
     memory.forget_lost()
-    assert count_kept(memory) == (1, len(HISTORY) - 1, len(HISTORY))
+    assert count_kept(memory) == (1, len(HISTORY))
 
 
 async def test_each_takes_its_part_of_what_may_be_remembered() -> None:
     memory = ContextCaches(StatedArchive(), TokenCounter(QuarterTokens()), 40_000)
     for number in range(30):
         await memory.contexts.open(ask(session=f"s{number}", base=0))
-        await memory.histories.follow(ask(3, session=f"s{number}"))
     assert 5_000 < memory.contexts.weight <= 10_000
-    assert 5_000 < memory.histories.weight <= 40_000

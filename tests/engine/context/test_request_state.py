@@ -9,9 +9,10 @@ from proxy.context.budget import Budget, TokenRatio
 from proxy.context.epoch_decision import CacheCostAccount
 from proxy.context.pricing import make_tariff
 from proxy.context.provider_cache import CacheModel
-from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory, estimate_protected, find_kept
+from proxy.engine.context.history_counter import HistoryCounter, estimate_protected, find_kept
 from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.session_context import SessionContext
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNPRICED
@@ -24,7 +25,7 @@ DEPTH = 4
 
 
 async def follow(subject: ManagedRequest) -> MeasuredHistory:
-    return await HistoryCache(TokenCounter(QuarterTokens()), 1 << 30).follow(subject)
+    return await HistoryCounter(TokenCounter(QuarterTokens())).follow(subject)
 
 
 async def make_case(epoch: Epoch | None = None, context: SessionContext | None = None, **fields: Any) -> RequestState:

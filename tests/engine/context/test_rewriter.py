@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from proxy.engine.context import rewriter as module
-from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
+from proxy.engine.context.history_counter import HistoryCounter
 from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.context.tool_offers import ToolOffers
+from proxy.engine.conversations.bodies import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
@@ -23,7 +24,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 async def read_state(messages: Any = HISTORY) -> tuple[ManagedRequest, MeasuredHistory]:
     subject = make_subject(messages)
-    return subject, await HistoryCache(TokenCounter(QuarterTokens()), 1 << 20).follow(subject)
+    return subject, await HistoryCounter(TokenCounter(QuarterTokens())).follow(subject)
 
 
 def make_epoch(subject: ManagedRequest, *edits: Edit, rendered: tuple[bytes, ...] = (LEDGER,), depth: int = 3) -> Epoch:
@@ -74,7 +75,7 @@ async def test_the_word_that_an_output_format_wants_may_go_where_the_system_mess
     async def rewrite(system: str) -> bytes:
         told = [{"role": "system", "content": system}, *messages]
         subject = make_subject(told, response_format={"type": "json_object"})
-        path = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 20).follow(subject)
+        path = await HistoryCounter(TokenCounter(QuarterTokens())).follow(subject)
         return Rewriter({}).rewrite(subject, path, keep_task(subject))
 
     assert b"the json was read" not in await rewrite("Answer in JSON.")
@@ -162,7 +163,7 @@ async def rewrite_answered(messages: list[Message], *rounds: dict[str, Any], pin
     offers = ToolOffers(is_on=True, spell=lambda _: b"{}", find_obstacle=lambda *_: "", restore=lambda *_: raws)
     rewriter, tools = Rewriter({}, offers), [{"type": "function", "function": {"name": "bash"}}]
     subject = make_subject(messages, tools=tools)
-    path = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 20).follow(subject)
+    path = await HistoryCounter(TokenCounter(QuarterTokens())).follow(subject)
     epoch = msgspec.structs.replace(keep_task(subject), tool=b"{}")
     place = len(subject.nodes) - 2
     recalled = Recalled("x1", "s1", "gpt-4o", "x1", subject.nodes[place], 1, 5, (HiddenRound(()),))

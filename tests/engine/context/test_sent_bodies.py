@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.body_cache import BodyCache
 from proxy.engine.context.session_caches import SentBodies
+from proxy.engine.conversations.bodies import BodyCache
 from proxy.engine.request import ManagedRequest
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import Manifest

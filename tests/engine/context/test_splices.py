@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.context.history_cache import MeasuredHistory, PromptPrefix
 from proxy.engine.context.rewriter import find_problem, list_splices
+from proxy.engine.conversations.bodies import MeasuredHistory, PromptPrefix
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS

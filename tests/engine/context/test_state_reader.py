@@ -20,6 +20,7 @@ from proxy.wire.body import split_body
 from tests.support.contexts import HISTORY, StatedArchive, ask, make_epoch
 from tests.support.engine import FixedClock
 from tests.support.managing import MODEL, SESSION, QuarterTokens, StatedCatalog, make_subject
+from tests.support.measuring import follow_on
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "d " * 4000}}]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"description": "d" * 9000}}}
@@ -103,19 +104,19 @@ async def test_a_retention_that_somebody_declared_is_in_the_tariff() -> None:
 
 
 def test_what_has_few_bytes_is_below_and_is_not_counted() -> None:
-    world = World()
+    world, subject = World(), ask()
     size = body_size() + 1024
-    assert world.state_reader.is_below(ask(), soft(size + 2))
+    assert world.state_reader.is_below(subject, soft(size + 2))
+    assert subject.measured == {}
     assert not world.state_reader.is_below(ask(), soft(size - 2))
-    assert world.memory.histories.weight == 0
 
 
 async def test_what_was_counted_counts_by_its_tokens() -> None:
     world = World()
     budget = soft(body_size() // 2 + 1024)
     assert not world.state_reader.is_below(ask(), budget)
-    await world.memory.histories.follow(ask(len(HISTORY) - 1))
-    assert world.state_reader.is_below(ask(), budget)
+    await world.memory.histories.follow(before := ask(len(HISTORY) - 1))
+    assert world.state_reader.is_below(follow_on(before, ask()), budget)
 
 
 @pytest.mark.parametrize("order", [["tools", "model", "messages"], ["messages", "tools", "model"]])
@@ -133,43 +134,43 @@ async def test_tools_that_were_counted_count_by_their_tokens_wherever_they_stand
 
 async def test_new_instructions_are_not_overlooked() -> None:
     world = World()
-    await world.memory.histories.follow(ask())
-    longer = make_subject([LONG, *HISTORY[1:]])
+    await world.memory.histories.follow(before := ask())
+    longer = follow_on(before, make_subject([LONG, *HISTORY[1:]]))
     assert not world.state_reader.is_below(longer, soft(5_000))
 
 
 async def test_other_tools_are_not_overlooked() -> None:
     world = World()
-    await world.memory.histories.follow(ask())
-    assert not world.state_reader.is_below(make_subject(HISTORY, tools=TOOLS), soft(5_000))
+    await world.memory.histories.follow(before := ask())
+    assert not world.state_reader.is_below(follow_on(before, make_subject(HISTORY, tools=TOOLS)), soft(5_000))
 
 
 async def test_what_else_stands_before_the_messages_is_not_overlooked() -> None:
     world = World()
-    await world.memory.histories.follow(ask())
+    await world.memory.histories.follow(before := ask())
     content = json.dumps({"model": MODEL, "response_format": SCHEMA, "messages": HISTORY}).encode()
-    subject = spell_as(content, ask())
+    subject = follow_on(before, spell_as(content, ask()))
     assert not world.state_reader.is_below(subject, soft(5_000))
     assert world.state_reader.is_below(subject, soft(15_000))
 
 
 async def test_what_an_older_message_has_got_since_is_not_overlooked() -> None:
     world = World()
-    await world.memory.histories.follow(ask())
+    await world.memory.histories.follow(before := ask())
     thinking = [{**each, "reasoning_content": "hm " * 900} if each["role"] == "assistant" else each for each in HISTORY]
-    assert not world.state_reader.is_below(make_subject(thinking), soft(6_000))
+    assert not world.state_reader.is_below(follow_on(before, make_subject(thinking)), soft(6_000))
 
 
 async def test_a_request_is_looked_at_as_it_stands() -> None:
-    world = World()
+    world, asked = World(), ask()
     context = SessionContext()
     context.protected[MODEL] = 70
-    case = await world.state_reader.read(ask(), context, None, budget := world.state_reader.find_budget(ask()))
+    case = await world.state_reader.read(asked, context, None, budget := world.state_reader.find_budget(asked))
     assert (case.epoch, case.epoch_tokens, case.kept, case.budget, case.protected) == (None, 0, None, budget, 70)
     assert (case.now, case.ratio, case.request) == (
         world.clock.monotonic(),
         world.state_reader.find_ratio(ask()),
-        ask(),
+        asked,
     )
     assert case.tokens == (await world.memory.histories.follow(ask())).tokens
 
@@ -197,13 +198,13 @@ async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
 
 
 async def test_a_state_is_read_at_once_where_the_epoch_and_all_messages_before_are_counted() -> None:
-    world = World()
+    world, asked = World(), ask()
     epoch, context, budget = make_epoch("a", 2), SessionContext(), world.state_reader.find_budget(ask())
     context.sizes["a"] = 70
-    assert world.state_reader.read_now(ask(), context, epoch, budget) is None
-    await world.state_reader.read(ask(), SessionContext(), None, budget)
-    assert world.state_reader.read_now(ask(), SessionContext(), epoch, budget) is None
-    state = world.state_reader.read_now(ask(), context, epoch, budget)
-    assert state == await world.state_reader.read(ask(), context, epoch, budget)
+    assert world.state_reader.read_now(asked, context, epoch, budget) is None
+    await world.state_reader.read(asked, SessionContext(), None, budget)
+    assert world.state_reader.read_now(asked, SessionContext(), epoch, budget) is None
+    state = world.state_reader.read_now(asked, context, epoch, budget)
+    assert state == await world.state_reader.read(asked, context, epoch, budget)
     assert state is not None
     assert state.epoch_tokens == 70

@@ -11,6 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.engine.lineage.chain import Chain
+from proxy.model import Value
+from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -24,18 +26,86 @@ from proxy.model.manifest import (
     encode_recipe,
     make_capped_manifest,
 )
-from proxy.model.shared_list import extend_shared
+from proxy.model.messages import Medium, MessageStructure
+from proxy.model.shared_list import count_common, extend_shared
 from proxy.wire.body import ByteRange, SplitBody, count_shared, split_after, split_body
+from proxy.wire.validity import MessageRuns
 
 _LARGE_MEMBER = 512
 _ITEM_WEIGHT = 480
 _MEMBER_WEIGHT = 200
+_MEASURED_WEIGHT = 700
 _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
-_WORTH_REMEMBERING = 4 * 1024
+_WORTH_REMEMBERING = 1536  # what was measured of fewer bytes is soon measured again
 # The share of the record cap for the head of a message larger than the cap; the rest is for the call's other content.
 _HEAD_SHARE = 0.75
+
+
+class PromptPrefix(Value):
+    """The part of a prompt before the messages: the digest of its instructions, its raw tools, and its tokens.
+
+    The digest leaves out what changes with each request, and is no part of what providers cache
+    (`Format.read_instructions`).
+    """
+
+    leading: bytes
+    tools: bytes
+    tokens: int
+
+
+class MeasuredHistory(Value, eq=False):
+    """The messages of a request after its preamble, with their structures and token counts."""
+
+    nodes: Sequence[bytes]
+    structures: Sequence[MessageStructure]
+    sums: Sequence[int]  # tokens up to the end of each message, without the head's
+    runs: MessageRuns
+    head: PromptPrefix
+    items: Sequence[ByteRange]  # of all items in the body that they were read from
+    first: int  # index of the first message in `items`
+    marked: tuple[int, ...] = ()  # indexes of messages with cache markers
+    signed: tuple[int, ...] = ()  # indexes of messages with signed reasoning
+    answers: int = 0  # messages of the assistant
+    first_acting: int = 0  # index of the first message with a call or a result, or their number if there is none
+    guessed: tuple[tuple[int, Medium], ...] = ()  # media whose sizes were not known, with the indexes of their messages
+
+    def count(self, start: int, stop: int) -> int:
+        """Return the tokens of the messages from `start` up to `stop`."""
+        return self.count_to(stop) - self.count_to(start)
+
+    def count_to(self, stop: int) -> int:
+        """Return the tokens of the first `stop` messages."""
+        return self.sums[stop - 1] if stop else 0
+
+    def list_markers(self, stop: int | None = None) -> list[str]:
+        """Return the retentions of the cache markers in the first `stop` messages, or in all."""
+        places = self.marked if stop is None else [place for place in self.marked if place < stop]
+        return [marker for place in places for marker in self.structures[place].markers]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole request."""
+        return self.head.tokens + self.count_to(len(self.sums))
+
+    def count_alike(self, nodes: Sequence[bytes], items: Sequence[ByteRange], first: int) -> int:
+        """Count the first messages of a body that are the same in this history, with the same lengths in bytes.
+
+        The messages, whose nodes these are, begin at the index `first` of the body's items.
+        """
+        shared = count_shared_nodes(self.nodes, nodes)
+        same = count_common(self.items, items) - first if first == self.first else 0
+        at = max(0, same)
+        known = self.items[self.first + at : self.first + shared]
+        for place, (old, new) in enumerate(zip(known, items[first + at : first + shared], strict=True), at):
+            if old.end - old.start != new.end - new.start:
+                return place
+        return shared
+
+
+Measures = dict[tuple[str, str], MeasuredHistory]
+"""What was measured of a body's messages, by upstream and model."""
 
 
 class Copied(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -50,7 +120,7 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A cached body: its split, the link of each item, the digest of each large member, and its messages.
 
     There are fewer links than items if the last ones did not fit under the record cap. `copied` is set only for a body
-    that was made from a client's.
+    that was made from a client's. `measured` grows while the body is cached; it is None for a body of ours.
     """
 
     split: SplitBody
@@ -58,12 +128,15 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
     digests: Mapping[str, bytes]
     chain: Chain
     copied: Copied | None = None
+    measured: Measures | None = None
 
     @property
     def weight(self) -> int:
-        """Bytes of memory, roughly."""
+        """Bytes of memory, roughly. A client's body counts as if its messages were measured already."""
         split = self.split
         places = _ITEM_WEIGHT * len(self.links) + _MEMBER_WEIGHT * len(split.members)
+        if self.measured is not None:
+            places += _MEASURED_WEIGHT * len(split.items)
         return len(split.content) + len(self.chain.preamble.instructions) + places
 
     def continues(self, other: "CachedBody") -> bool:
@@ -89,16 +162,40 @@ class BodyCache:
     def find(self, key: Key, content: bytes) -> tuple[CachedBody | None, int]:
         """Return the cached body that shares most items with `content`, and their number, or (None, 0)."""
         best: CachedBody | None = None
-        most = 0
+        most, is_whole = 0, False
         for cached in reversed(self._seen.get(key, ())):
-            if len(cached.split.items) <= most or not _may_extend(cached, content, is_named=bool(key[2])):
-                continue  # of what a client moves markers in, the last body shares all but the newest items
+            # A client moves markers, so that of a named conversation all but the newest items may be shared. Behind a
+            # body that is shared as a whole, and of others, only one whose end is there, too, is compared.
+            items = cached.split.items
+            if len(items) <= most:
+                continue
+            end = items[-1].end
+            is_likely = bool(key[2]) and not is_whole
+            if not is_likely and content[end - _TAIL : end] != cached.split.content[end - _TAIL : end]:
+                continue
             shared = count_shared(content, cached.split)
             if shared > most:
                 best, most = cached, shared
-            if shared and shared == len(cached.links):
-                break
+            is_whole = is_whole or (shared > 0 and shared == len(cached.links))
         return best, most
+
+    def find_measured(
+        self, key: Key, known: CachedBody | None, shared: int, chain: Chain, reader: tuple[str, str]
+    ) -> Measures:
+        """Return what was measured of the messages of a body that shares `shared` items with the `known` one.
+
+        If they share no message, or that was not measured for this upstream and model, the `reader`, it is that of the
+        body with most messages of the chain: clients write the time into system prompts, and side calls have models of
+        their own.
+        """
+        measured = dict(known.measured) if known is not None and known.measured else {}
+        if reader not in measured or shared <= chain.preamble.count:
+            most = 0
+            for each in reversed(self._seen.get(key, ())):
+                found = each.measured.get(reader) if each.measured else None
+                if found is not None and (count := count_shared_nodes(found.nodes, chain.nodes)) > most:
+                    measured[reader], most = found, count
+        return measured
 
     def find_newest(self, key: Key) -> CachedBody | None:
         """Return the body that was added last."""
@@ -132,14 +229,6 @@ class BodyCache:
         self._weight -= entries.pop(0).weight
         if not entries:
             del self._seen[key]
-
-
-def _may_extend(cached: CachedBody, content: bytes, *, is_named: bool) -> bool:
-    """Return whether `content` may extend a cached body, by comparing the end of its items; True for a named family."""
-    if is_named:
-        return True
-    end = cached.split.items[-1].end
-    return content[end - _TAIL : end] == cached.split.content[end - _TAIL : end]
 
 
 def split_known(
@@ -219,11 +308,12 @@ def build_manifest(
     shared: int,
     *,
     copied: Copied | None = None,
+    measured: Measures | None = None,
     kept_part: KeptPart | None = None,
 ) -> tuple[Manifest, CachedBody | None]:
     """Build the manifest of a split body, without what the `known` one has. Return it, and the body to cache.
 
-    A `kept_part` limits what is kept of the body. Without one all of it is kept.
+    A `kept_part` limits what is kept of the body. Without one all of it is kept. `measured` is as in `CachedBody`.
     """
     if kept_part is not None and _weigh_new_members(split, known) > kept_part.cap:
         return make_capped_manifest(split.content, kept_part.cap), None
@@ -240,7 +330,7 @@ def build_manifest(
             [replace(each, content=None) if i in kept_part.lent else each for i, each in enumerate(slices, start)]
         )
     manifest, digests = _keep_members(split, slices, known, links[-1] if links else root, kept_part)
-    return manifest, CachedBody(split, links, digests, chain, copied)
+    return manifest, CachedBody(split, links, digests, chain, copied, measured)
 
 
 def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[bytes, bytes]]:

@@ -1,6 +1,5 @@
-"""Measured histories: the structure of each message of a conversation, its tokens, and its faults."""
+"""Measures the history of a request: the structure of each message, its tokens, and its faults."""
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -10,96 +9,21 @@ from proxy.context.budget import has_reference, has_token_bound
 from proxy.context.conversation import CountedMessage
 from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.tool_offers import NO_RECALLED
+from proxy.engine.conversations.bodies import MeasuredHistory, PromptPrefix
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
-from proxy.model import Value
 from proxy.model.epoch import Recalled
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import compute_digest
 from proxy.model.messages import Medium, MessageStructure
-from proxy.model.shared_list import count_common, extend_shared
+from proxy.model.shared_list import extend_shared
 from proxy.wire import FORMATS
-from proxy.wire.body import ByteRange
-from proxy.wire.validity import MessageRuns, extend_history, judge_history
+from proxy.wire.validity import extend_history, judge_history
 
-_HISTORIES_PER_VIEW = 4
-_HISTORY_WEIGHT = 500
-_MESSAGE_WEIGHT = 700
+_MOST_MODELS = 2
 # Bytes that are decoded here. More are decoded in the worker process, to not delay other calls.
 _READ_HERE = 64 * 1024
-# Ids have about forty characters. A message with more characters of ids takes more memory than `_MESSAGE_WEIGHT`.
-_MOST_NAMED = 2048
 _NOTHING = (b"", b"[]", b"null")
-
-Key = tuple[str, str]
-
-
-class PromptPrefix(Value):
-    """The part of a prompt before the messages: the digest of its instructions, its raw tools, and its tokens.
-
-    The digest leaves out what changes with each request, and is no part of what providers cache
-    (`Format.read_instructions`).
-    """
-
-    leading: bytes
-    tools: bytes
-    tokens: int
-
-
-class MeasuredHistory(Value, eq=False):
-    """The messages of a request after its preamble, with their structures and token counts."""
-
-    nodes: Sequence[bytes]
-    structures: Sequence[MessageStructure]
-    sums: Sequence[int]  # tokens up to the end of each message, without the head's
-    runs: MessageRuns
-    head: PromptPrefix
-    items: Sequence[ByteRange]  # of all items in the body that they were read from
-    first: int  # index of the first message in `items`
-    marked: tuple[int, ...] = ()  # indexes of messages with cache markers
-    signed: tuple[int, ...] = ()  # indexes of messages with signed reasoning
-    answers: int = 0  # messages of the assistant
-    first_acting: int = 0  # index of the first message with a call or a result, or their number if there is none
-    guessed: tuple[tuple[int, Medium], ...] = ()  # media whose sizes were not known, with the indexes of their messages
-
-    def count(self, start: int, stop: int) -> int:
-        """Return the tokens of the messages from `start` up to `stop`."""
-        return self.count_to(stop) - self.count_to(start)
-
-    def count_to(self, stop: int) -> int:
-        """Return the tokens of the first `stop` messages."""
-        return self.sums[stop - 1] if stop else 0
-
-    def list_markers(self, stop: int | None = None) -> list[str]:
-        """Return the retentions of the cache markers in the first `stop` messages, or in all."""
-        places = self.marked if stop is None else [place for place in self.marked if place < stop]
-        return [marker for place in places for marker in self.structures[place].markers]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole request."""
-        return self.head.tokens + self.count_to(len(self.sums))
-
-    @property
-    def weight(self) -> int:
-        """Bytes of memory, roughly."""
-        return _HISTORY_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + len(self.head.tools)
-
-    def continues(self, other: "MeasuredHistory") -> bool:
-        """Return whether this history has all the messages of the other, and perhaps more."""
-        return count_shared_nodes(other.nodes, self.nodes) == len(other.nodes)
-
-    def count_alike(self, request: ManagedRequest) -> int:
-        """Count the first messages of a request that are the same in this history, with the same lengths in bytes."""
-        shared = count_shared_nodes(self.nodes, request.nodes)
-        items, first = request.split.items, request.chain.preamble.count
-        same = count_common(self.items, items) - first if first == self.first else 0
-        at = max(0, same)
-        known = self.items[self.first + at : self.first + shared]
-        for place, (old, new) in enumerate(zip(known, items[first + at : first + shared], strict=True), at):
-            if old.end - old.start != new.end - new.start:
-                return place
-        return shared
 
 
 def find_kept(
@@ -153,43 +77,22 @@ def decode_messages(request: ManagedRequest, start: int = 0) -> list[CountedMess
     return [CountedMessage(each.message, each.structure, 0) for each in decoded]
 
 
-class HistoryCache:
-    """The histories used last. The least recently used are dropped above `most_bytes`."""
+class HistoryCounter:
+    """Counts what is new of a request's messages. What was counted stays with the request, and with its cached body."""
 
-    def __init__(self, counter: TokenCounter, most_bytes: int) -> None:
+    def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
-        self._most = most_bytes
-        self._seen: OrderedDict[Key, list[MeasuredHistory]] = OrderedDict()
-        self._weight = 0
-
-    @property
-    def weight(self) -> int:
-        """Bytes of memory, roughly."""
-        return self._weight
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._seen.clear()
-        self._weight = 0
 
     def find(self, request: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
-        """Return the cached history that shares most messages with a request, and their number, or (None, 0)."""
-        best, most = None, 0
-        for history in reversed(self._seen.get(_name(request), ())):
-            if any(self._find_size(request, medium) is not None for _, medium in history.guessed):
-                continue  # it was counted before the sizes were learned
-            shared = history.count_alike(request)
-            if shared > most:
-                best, most = history, shared
-            if shared == len(request.nodes):
-                break
-        return best, most
+        """Return what is known of a request's messages, and of how many of them, or (None, 0)."""
+        history = request.measured.get(_name(request))
+        if history is None or any(self._find_size(request, medium) is not None for _, medium in history.guessed):
+            return None, 0  # or it was counted before the sizes were learned
+        shared = history.count_alike(request.nodes, request.split.items, request.chain.preamble.count)
+        return (history, shared) if shared else (None, 0)
 
-    async def follow(self, request: ManagedRequest, *, is_kept: bool = True) -> MeasuredHistory:
-        """Measure the history of a request. Only new messages are read and counted.
-
-        `is_kept` is False for a look at a session: a history that is kept decides what later requests have to count.
-        """
+    async def follow(self, request: ManagedRequest) -> MeasuredHistory:
+        """Measure the history of a request. Only new messages are read and counted."""
         known, shared = self.find(request)
         head = await self._count_head(request, known)
         if known is not None and shared == len(request.nodes) == len(known.nodes):
@@ -199,10 +102,7 @@ class HistoryCache:
             history = _extend(known, shared, request, structures, tokens=tokens, head=head)
             if fresh := self._list_guessed(request, shared):
                 history = replace(history, guessed=(*history.guessed, *fresh))
-            if any(map(_is_long_named, structures)):
-                return history
-        if is_kept:
-            self._remember(_name(request), history)
+        _keep(request, history)
         return history
 
     def follow_now(self, request: ManagedRequest) -> MeasuredHistory | None:
@@ -218,11 +118,9 @@ class HistoryCache:
         if not (is_plain and self._counter.is_quick(request.model, raws)):
             return None
         structures, pieces = _decode(request.wire, raws)
-        if any(map(_is_long_named, structures)):
-            return None
         tokens = self._counter.count_now(request.model, pieces, request.session.upstream).tokens
         history = _extend(known, shared, request, structures, tokens=tokens, head=known.head)
-        self._remember(_name(request), history)
+        _keep(request, history)
         return history
 
     async def count_messages(self, request: ManagedRequest, raws: Sequence[bytes]) -> int:
@@ -270,28 +168,6 @@ class HistoryCache:
     def _find_size(self, request: ManagedRequest, medium: Medium) -> int | None:
         return self._counter.find_size(request.session.upstream, request.model, medium.reference)
 
-    def _remember(self, key: Key, history: MeasuredHistory) -> None:
-        """Add a history, in place of those that it continues."""
-        if history.weight > self._most:
-            return
-        entries = self._seen.setdefault(key, [])
-        self._seen.move_to_end(key)
-        for each in [each for each in entries if history.continues(each)]:
-            entries.remove(each)
-            self._weight -= each.weight
-        entries.append(history)
-        self._weight += history.weight
-        if len(entries) > _HISTORIES_PER_VIEW:
-            self._weight -= entries.pop(0).weight
-        while self._weight > self._most:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        key, entries = next(iter(self._seen.items()))
-        self._weight -= entries.pop(0).weight
-        if not entries:
-            del self._seen[key]
-
 
 def find_tools(request: ManagedRequest) -> bytes:
     """Return the raw tools of a request, empty if it has none."""
@@ -304,18 +180,23 @@ def is_head_of(head: PromptPrefix, request: ManagedRequest) -> bool:
     return head.leading == request.chain.preamble.system and head.tools == find_tools(request)
 
 
-def _name(request: ManagedRequest) -> Key:
-    return request.session.id, request.model
+def _name(request: ManagedRequest) -> tuple[str, str]:
+    return request.session.upstream, request.model
+
+
+def _keep(request: ManagedRequest, history: MeasuredHistory) -> None:
+    """Keep what was measured for later requests that continue this one."""
+    measured, key = request.measured, _name(request)
+    measured.pop(key, None)
+    measured[key] = history
+    if len(measured) > _MOST_MODELS:
+        del measured[next(iter(measured))]
 
 
 def _decode(wire: str, raws: Sequence[bytes]) -> tuple[list[MessageStructure], list[Piece]]:
     decoded = [FORMATS[wire].decode_message(raw) for raw in raws]
     pieces = [Piece(compute_digest(raw), raw, decoded=each) for raw, each in zip(raws, decoded, strict=True)]
     return [each.structure for each in decoded], pieces
-
-
-def _is_long_named(structure: MessageStructure) -> bool:
-    return sum(map(len, (*structure.calls, *structure.results, *structure.markers))) > _MOST_NAMED
 
 
 def _sum_tokens(before: int, tokens: Sequence[int]) -> list[int]:

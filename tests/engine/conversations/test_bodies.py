@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine import body_cache
-from proxy.engine.body_cache import BodyCache, CachedBody, Key, build_manifest, split_known
+from proxy.engine.conversations import bodies
+from proxy.engine.conversations.bodies import BodyCache, CachedBody, Key, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import Manifest, compute_root_link
 from proxy.wire.body import SplitBody, count_shared
@@ -71,7 +71,7 @@ def test_where_markers_move_only_the_newest_body_is_compared(monkeypatch: pytest
         compared.append(len(known.items))
         return count_shared(content, known)
 
-    monkeypatch.setattr(body_cache, "count_shared", compare)
+    monkeypatch.setattr(bodies, "count_shared", compare)
     for count in range(2, 12, 2):
         compared.clear()
         marked = [say(n) | ({"cache_control": {}} if n >= count - 2 else {}) for n in range(count)]

@@ -209,13 +209,25 @@ async def leave_before_the_head(world: World) -> None:
     assert world.client.is_aborted
 
 
-async def leave_before_all_has_come(world: World) -> None:
+async def leave_before_the_last_event(world: World) -> None:
     response = world.respond(*world.events[:-2])
     task = world.begin(response)
     await response.wait_until_starved()
     task.cancel()
     assert await world.end(task) == [ABORTED]
     assert world.log.outcome.received == b"".join(world.events[:-2]) and response.is_closed
+
+
+async def leave_while_the_last_event_is_read(world: World) -> None:
+    """In an answer of rounds that one is a call of ours: it is not executed, since the client has left."""
+    events = world.speaker.list_events(LOOK) if world.has_rounds else world.events
+    response = world.respond(*events)
+    task = world.begin(response)
+    await response.wait_until_starved()  # the body may end a moment later
+    task.cancel()
+    assert await world.end(task) == [COMPLETE if world.has_rounds else ABORTED]
+    assert world.log.outcome.received == b"".join(events)
+    assert task.cancelled() and not world.asked.is_set()
 
 
 async def leave_while_the_next_round_is_made(world: World) -> None:
@@ -282,7 +294,8 @@ ENDS: tuple[End, ...] = (
     break_at_every_byte,
     send_no_response,
     leave_before_the_head,
-    leave_before_all_has_come,
+    leave_before_the_last_event,
+    leave_while_the_last_event_is_read,
     leave_while_the_next_round_is_made,
     leave_when_a_next_round_is_recorded,
     leave_when_all_has_come,

@@ -17,7 +17,8 @@ A round ends in one of these ways (`Phase` says where it is). Each leaves one ou
 | it breaks off, or cannot be read (BROKEN) | truncated | what came, and a connection that breaks off |
 | no response comes (AWAITED) | failed, status 0 | an error |
 | the client leaves before the head (AWAITED) | aborted, status 0 | nothing |
-| it leaves before all has come (UNDECIDED, PASSING, ENDING) | aborted | what came |
+| it leaves before the last event (UNDECIDED, PASSING) | aborted | what came |
+| it leaves while the last event is read (ENDING) | aborted; complete if rounds may follow | what came |
 | it leaves while the next round is made (REFUSED, FOLLOWED) | complete | nothing more: no next round is sent |
 | it leaves when a next round is recorded (AWAITED) | complete, and aborted with status 0 | nothing more |
 | it leaves when all has come (WHOLE, RECORDED) | complete | nothing more |

@@ -2,11 +2,11 @@
 
 Counts the modules of `proxy` that one call enters, and the Python functions of `proxy` that it runs, in the event
 loop's thread of a real server: from before the request is sent until the server has been idle for a moment, so that
-what follows the response counts. A room is a module in which a function has the request as a parameter, as the client
-sent it or as it was resolved; the path returns to a room when it enters one that it had left. `short`: a streamed
-call of 1 KB, of a session that is not managed, like those before it. `keep`: a streamed call of a session with an
-epoch. `open`: the call that opens it. The response has 24 chunks. The counts do
-not depend on the machine, but for a call more or less in what timers do.
+what follows the response counts. A room is a module in which a function, other than a method of it, has the request as
+an argument, as the client sent it, as it was resolved, or as a `Call`; the path returns when it enters a room that it
+had left. `short`: a streamed call of 1 KB, of a session that is not managed, like those before it. `keep`: a streamed
+call of a session with an epoch. `open`: the call that opens it. The response has 24 chunks. The counts do not depend on
+the machine, but for a call more or less in what timers do.
 """
 
 import argparse
@@ -79,7 +79,8 @@ class Probe:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(_PACKAGE) and self._calls is not None:
             self._calls[code.co_filename, code.co_qualname] += 1
-            given = [frame.f_locals[name] for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            given = [frame.f_locals[name] for name in names if name != "self"]
             if any(isinstance(each, ClientRequest | Call) for each in given):
                 self._rooms.append(code.co_filename.removeprefix(_PACKAGE))
 

@@ -87,7 +87,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_056, 337_023
+MOST_TOKENS, MOST_CORE_TOKENS = 583_186, 337_118
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_424,
     "proxy/cli": 34_859,
@@ -95,7 +95,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/context": 75_813,
     "proxy/demo": 6_069,
     "proxy/doctor": 6_566,
-    "proxy/engine": 181_315,
+    "proxy/engine": 181_445,
     "proxy/lab": 1_388,
     "proxy/model": 13_127,
     "proxy/read": 29_549,
@@ -111,7 +111,7 @@ MOST_PACKAGE_TOKENS = {
     "proxy/worker": 7_128,
 }
 MOST_NAMES_WITH = {"hold": 1, "level": 32, "mark": 34, "source": 44, "view": 32}
-MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 143, 9
+MOST_ALIKE, MOST_OUTSIDE_SETS, MOST_FEATURE_WORDS = 0, 134, 9
 # Names of the SDK that its specification has fixed.
 FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.

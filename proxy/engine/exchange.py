@@ -93,10 +93,12 @@ class ExchangeService:
                 exchange.client = take(call, request, exchange)
         add_labels(exchange.client, request)
         outgoing = self._controller.decide_at_once(request)
+        if outgoing is not None:
+            outgoing = self._plan(call, request, outgoing)
         exchange.make_records = partial(self._list_records, call, request, build, outgoing)
         if outgoing is None:
             exchange.record_opening()  # a later request may refer to it, and arrive before this one is decided
-            outgoing = await self._decide(exchange, request)
+            outgoing = await self._decide(call, exchange, request)
         exchange.is_urgent = request.is_stream
         self._prepare(call, request, exchange, outgoing)
         send = call.send or self.calls.bind(request, exchange, call.form)
@@ -105,7 +107,14 @@ class ExchangeService:
             for end in self._pipeline.end:
                 end(call, request)
 
-    async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
+    def _plan(self, call: Call, request: ResolvedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Let the stages tell more of what is sent."""
+        if isinstance(request, ManagedRequest):
+            for plan in self._pipeline.plan:
+                outgoing = plan(call, request, outgoing)
+        return outgoing
+
+    async def _decide(self, call: Call, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""
         assert isinstance(request, ManagedRequest), "what is not understood is decided at once"
         try:
@@ -114,6 +123,7 @@ class ExchangeService:
             exchange.record(Round(exchange.id, 0, exchange.upstream, None))
             self.calls.relay.abandon(exchange)
             raise
+        outgoing = self._plan(call, request, outgoing)
         exchange.record(*self._list_round(request, outgoing), is_urgent=request.is_stream)
         return outgoing
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.call.open_exchange import CappedBuffer, OpenExchange, Retry
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Opening, Round, SessionKey
 from proxy.model.manifest import make_manifest
@@ -62,14 +62,16 @@ async def test_the_first_piece_is_timed_and_all_are_kept() -> None:
 
 
 async def test_the_next_round_is_of_the_same_call_and_has_nothing_of_the_last_one() -> None:
-    exchange, clock = make_exchange(FakeArchive()), FixedClock()
+    archive, clock = FakeArchive(), FixedClock()
+    exchange = make_exchange(archive)
     exchange.keep_piece(b"12345678", clock)
     last = exchange.buffer
-    exchange.head_at, exchange.ended_at, exchange.is_head_sent, exchange.is_final = 1.0, 2.0, True, False
-    exchange.begin_round(1)
-    assert (exchange.k, exchange.is_head_sent, exchange.is_final) == (1, True, True)
+    exchange.head_at, exchange.ended_at, exchange.beginning = 1.0, 2.0, b"1"
+    exchange.begin_next(Retry(b"{}", SECOND, PLAN))
+    assert (exchange.k, exchange.beginning, exchange.plans) == (1, b"", [PLAN])
     assert (exchange.head_at, exchange.first_at, exchange.ended_at) == (0, 0, 0)
     assert (exchange.buffer.size, exchange.buffer.cap, last.size) == (0, 7, 8)
+    assert archive.appended[-1].records == (SECOND, PLAN)
 
 
 async def test_a_long_body_is_kept_by_the_log_alone() -> None:

@@ -148,12 +148,11 @@ class HiddenRounds(Protocol):
         """End a round, whose response is complete. Return whether another one follows."""
         ...
 
-    async def find_next(self, k: int) -> Retry | None:
-        """Execute our calls in round k, which has ended. Return the next round, or None if the answer is complete."""
-        ...
+    async def find_next(self, k: int, refusal: Refusal | None = None) -> Retry | None:
+        """Return what is sent after round k, or None if the answer is complete.
 
-    async def find_retry(self, refusal: Refusal, k: int) -> Retry | None:
-        """Return what to send in place of round k, which was refused, or None to send nothing else."""
+        Our calls in it are executed. If it was refused, that is what is sent in its place, or None to send nothing.
+        """
         ...
 
     def note_retry(self, body: bytes, epoch: Epoch | None) -> None:
@@ -224,7 +223,7 @@ class OpenExchange:
     # Returns the rounds of the answer to a body that is sent under an epoch, or None if it has not our tool.
     make_rounds: Callable[[bytes, Epoch | None], HiddenRounds | None] | None = None
     plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
-    is_guarded: bool = False  # withhold the next response until its content begins, even if its status says success
+    is_guarded: bool = False  # withhold the first response until its content begins, even if its status says success
     arrived: float = 0.0  # when the whole request was there; 0 if its body streams through
     overhead: float | None = None  # seconds from then until it was sent
     opening: Opening | None = None
@@ -236,12 +235,6 @@ class OpenExchange:
     first_at: float = 0.0
     beginning: bytes = b""  # of a response whose head does not say whether it is a stream; it is recorded already
     ended_at: float = 0.0  # set if the round ended earlier than it is recorded
-    next_number: int = 0  # of the client's next event, in formats that number them
-    is_head_sent: bool = False  # the client has the head of a response
-    is_final: bool = True  # no other round follows
-    is_hidden: bool = False  # it is one of several rounds of an answer, in which a model recalled
-    is_unreached: bool = False  # no response came from the upstream
-    is_left: bool = False  # the call was cancelled while the end of its answer was recorded
     is_edited: bool = False  # `client` changes what it passes on, so that no content-encoding may be asked for
     dropped_beta: bytes = b""  # how a beta begins that is not asked for
 
@@ -275,11 +268,17 @@ class OpenExchange:
         """True once everything that was queued is in the log."""
         return self.commit is not None and self.commit.done()
 
-    def keep_piece(self, piece: bytes, clock: Clock) -> None:
-        """Keep a piece of the response for the record."""
+    @property
+    def decode(self) -> Callable[[bytes], bytes] | None:
+        """Undoes the content-encoding of the response, piece by piece. None: it has none, or is passed on in it."""
+        return self.rounds.decode if self.rounds is not None else None
+
+    def keep_piece(self, piece: bytes, clock: Clock) -> bytes:
+        """Keep a piece of the response for the record. Return it."""
         if not self.first_at:
             self.first_at = clock.monotonic()
         self.buffer.add(piece)
+        return piece
 
     def begin_rounds(self, body: bytes, epoch: Epoch | None) -> None:
         """Expect calls of our tool in the answer to a body, if it has that. An answer of several rounds goes on."""
@@ -288,10 +287,25 @@ class OpenExchange:
         elif self.make_rounds is not None:
             self.rounds = self.make_rounds(body, epoch)
 
-    def begin_round(self, k: int) -> None:
-        """Begin the next round."""
-        self.k = k
+    async def find_next(self, refusal: Refusal | None = None) -> Retry | None:
+        """Return what is sent next: in place of what was refused, or after a round of an answer. None: nothing."""
+        if self.rounds is not None and (refusal is None or self.rounds.is_continued):
+            return await self.rounds.find_next(self.k, refusal)
+        return await self.retries.find_retry(refusal) if refusal is not None and self.retries is not None else None
+
+    def begin_next(self, following: Retry) -> None:
+        """Begin the next round: record it, and forget the response to the last one."""
+        self.k = following.round.k
         self.buffer = CappedBuffer(self.buffer.cap)
         self.head_at = self.first_at = self.ended_at = 0.0
         self.beginning = b""
-        self.is_final, self.is_guarded, self.is_hidden = True, False, False
+        self.begin_rounds(following.body, following.epoch)
+        self.plans.append(following.plan)
+        self.record(following.round, *([following.plan] if following.plan is not None else []))
+
+    def release(self) -> None:
+        """Release what was kept to send more: references from there to here would keep the request."""
+        self.retries = self.make_retries = self.make_rounds = None
+        if self.rounds is not None:
+            self.rounds.stop()
+            self.rounds = None

@@ -40,8 +40,9 @@ _FIELDS = (b"event:", b"data:", b"id:", b"retry:")
 _log = logging.getLogger("palimpsest.responses")
 
 
-AnswerKind = Literal["whole", "hidden", "stitched"]
-"""What a response has: an answer, a round in which a model recalled, or the last round of an answer with such ones."""
+AnswerKind = Literal["whole", "hidden", "stitched", "refused"]
+"""What a response has: an answer, a round in which a model recalled, the last round of an answer with such ones, or a
+refusal in place of which something else was sent."""
 
 
 class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):

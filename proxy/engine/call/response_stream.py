@@ -11,11 +11,12 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from proxy.engine.call.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, Retries, Start
-from proxy.engine.call.response_reader import is_event_stream
+from proxy.engine.call.response_reader import is_event_stream, is_too_short
 from proxy.engine.ports import Client, Clock, UpstreamResponse
 from proxy.model.errors import ProxyError, UpstreamUnreachable
-from proxy.model.exchange import SUCCESS, Headers
+from proxy.model.exchange import SUCCESS, Headers, Trailer
 from proxy.wire.body import decode_content
+from proxy.wire.credentials import redact
 from proxy.wire.format import Format
 from proxy.wire.headers import find_header, forward_response
 from proxy.wire.streams import EVENT_END, MARKER_REACH, read_error_object
@@ -43,7 +44,7 @@ class StreamRelay:
     def __init__(self, exchange: OpenExchange, headers: Headers, clock: Clock) -> None:
         self._exchange = exchange
         self._write = exchange.client.write if exchange.rounds is None else exchange.rounds.write
-        self._decode = exchange.rounds.decode if exchange.rounds is not None else None
+        self._decode = exchange.decode
         self._clock = clock
         begun = exchange.beginning
         is_readable = is_plain_stream(headers, begun) or (self._decode is not None and is_event_stream(headers))
@@ -85,6 +86,15 @@ def is_encoded(headers: Headers) -> bool:
     return find_header(headers, b"content-encoding") not in (b"", b"identity")
 
 
+async def read_beginning(exchange: OpenExchange, response: UpstreamResponse, clock: Clock) -> None:
+    """Read the first bytes of a response whose head does not say whether it is a stream, until they tell."""
+    try:
+        while not (response.is_ended or is_encoded(response.headers)) and is_too_short(exchange.beginning):
+            exchange.beginning += exchange.keep_piece(await response.read(), clock)
+    except UpstreamUnreachable:
+        pass  # the next read raises it again, after the bytes that came
+
+
 async def read_final_event(
     response: UpstreamResponse, buffer: CappedBuffer, withheld: bytes, decode: Callable[[bytes], bytes] | None = None
 ) -> bytes:
@@ -114,7 +124,11 @@ def may_refuse(exchange: OpenExchange, response: UpstreamResponse) -> bool:
         return response.status in REFUSED
     if exchange.rounds is not None and exchange.rounds.is_continued:
         return is_open_stream(response.headers, exchange.beginning)
-    return exchange.is_guarded and (is_plain_stream(response.headers) or not is_event_stream(response.headers))
+    return (
+        exchange.is_guarded
+        and not exchange.k
+        and (is_plain_stream(response.headers) or not is_event_stream(response.headers))
+    )
 
 
 def is_open_stream(headers: Headers, beginning: bytes = b"") -> bool:
@@ -123,13 +137,21 @@ def is_open_stream(headers: Headers, beginning: bytes = b"") -> bool:
 
 
 class WithheldResponse:
-    """Withholds the beginning of one response while it may be a refusal."""
+    """Withholds the beginning of one response while it may be a refusal. `start` sends a head to the client."""
 
-    def __init__(self, exchange: OpenExchange, retries: Retries, response: UpstreamResponse, clock: Clock) -> None:
+    def __init__(
+        self,
+        exchange: OpenExchange,
+        retries: Retries,
+        response: UpstreamResponse,
+        clock: Clock,
+        start: Callable[[int, Headers], None],
+    ) -> None:
         self._exchange = exchange
         self._retries = retries
         self._response = response
         self._clock = clock
+        self._start_client = start
         self._start: Start = "undecided"
         self._pieces = bytearray(exchange.beginning)
 
@@ -203,19 +225,40 @@ class WithheldResponse:
 
     def _send(self, comments: bytes) -> None:
         """Send comments, and the head before them."""
-        exchange, response = self._exchange, self._response
-        exchange.client.start(response.status, forward_response(response.headers))
-        exchange.client.write(comments)
-        exchange.is_head_sent = True
+        self._start_client(self._response.status, forward_response(self._response.headers))
+        self._exchange.client.write(comments)
 
 
-def spell_in_stream(form: Format, headers: Headers, content: bytes, number: int = 0) -> bytes:
+def spell_in_stream(form: Format | None, headers: Headers, content: bytes, number: int = 0) -> bytes:
     """Return a body that is no stream as an error event of a stream that has begun, the event with this number."""
     try:
         plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
     except ValueError:
         plain = b""
+    assert form is not None, "a stream has begun only where events are read"
     return form.spell_error(read_error_object(plain), number)
+
+
+async def embed(exchange: OpenExchange, response: UpstreamResponse, clock: Clock, number: int) -> bytes:
+    """Read a response that is no stream. Return it as an event, with this number, of one that the client reads."""
+    while not response.is_ended:
+        exchange.keep_piece(await response.read(), clock)
+    return spell_in_stream(exchange.format, response.headers, exchange.buffer.content, number)
+
+
+async def pass_trailers(exchange: OpenExchange, response: UpstreamResponse) -> None:
+    """Pass on what follows a stream's end marker, and record it as trailers up to the cap."""
+    i, is_last, decode = 0, False, exchange.decode
+    while not is_last:
+        chunk = await response.read()
+        is_last = response.is_ended
+        exchange.buffer.add(chunk)
+        if chunk and not exchange.buffer.is_capped:
+            kept = redact(chunk, exchange.secrets, is_error=False)
+            exchange.archive.append(Trailer(exchange.id, exchange.k, i, kept))
+            i += 1
+        if not exchange.client.write(chunk if decode is None else decode(chunk), is_last=is_last):
+            await exchange.client.drain()
 
 
 class LocalClient:

@@ -39,13 +39,6 @@ class RoundRecorder:
             kept = await asyncio.to_thread(redact_answer, content, headers, status, exchange.secrets, cap)
         return kept
 
-    async def redact_anyway(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Do the same for a cancelled call. Keep nothing if it is cancelled again, since that is urgent."""
-        try:
-            return await self.redact(exchange, response)
-        except asyncio.CancelledError:
-            return b""
-
     def end_round(
         self,
         exchange: OpenExchange,
@@ -53,10 +46,13 @@ class RoundRecorder:
         completeness: Completeness,
         problem: str = "",
         kept: bytes = b"",
+        *,
+        kind: AnswerKind | None = None,
+        is_unreached: bool = False,
     ) -> None:
         """Record and announce the outcome of a round from which the client gets nothing more."""
         outcome, _ = self.record(exchange, response, completeness, problem, kept)
-        self.announce(exchange, outcome)
+        self.announce(exchange, outcome, kind, is_unreached=is_unreached)
 
     def record(
         self,
@@ -72,14 +68,13 @@ class RoundRecorder:
 
         `response` is None if none came.
         """
-        exchange.record_opening()
+        if exchange.opening is None:
+            exchange.record_opening()
         status, headers = (response.status, response.headers) if response is not None else (0, ())
         buffer, secrets = exchange.buffer, exchange.secrets
         size, digest = len(kept), b""
-        if buffer.is_capped:
-            size, digest = buffer.size, buffer.whole_digest
-        elif not kept and buffer.size:  # bytes that were not searched for credentials are not kept
-            size, digest = buffer.size, compute_digest(buffer.content)
+        if size < buffer.size and (buffer.is_capped or not kept):  # what was not searched for credentials is not kept
+            size, digest = buffer.size, buffer.whole_digest or compute_digest(buffer.content)
         moments = exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()
         # milliseconds with microsecond precision; 0 if it has not happened
         head_ms, first_ms, end_ms = [int((at - exchange.began) * 1_000_000) / 1000 if at else 0.0 for at in moments]
@@ -99,8 +94,20 @@ class RoundRecorder:
         )
         return outcome, self.archive.append(outcome, *also)
 
-    def announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
-        """Publish the end of a round, and queue its response for reading."""
+    def announce(
+        self,
+        exchange: OpenExchange,
+        outcome: Outcome,
+        kind: AnswerKind | None = None,
+        *,
+        is_unreached: bool = False,
+    ) -> None:
+        """Publish the end of a round, and queue its response for reading. `is_unreached`: the upstream gave none.
+
+        `kind` is None for the last round of an answer.
+        """
+        if kind is None:
+            kind = "stitched" if exchange.rounds is not None and exchange.rounds.is_continued else "whole"
         opening = exchange.opening
         assert opening is not None, "the opening is recorded with the outcome at the latest"
         if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
@@ -122,9 +129,9 @@ class RoundRecorder:
             outcome.timings.first_byte_ms / 1000,
             outcome.timings.total_ms / 1000,
             is_readable=exchange.format is not None and outcome.size > 0,
-            is_final=exchange.is_final,
+            is_final=kind in ("whole", "stitched"),
             model=opening.model,
-            is_unreached=exchange.is_unreached,
+            is_unreached=is_unreached,
             overhead_s=exchange.overhead,
             k=exchange.k,
             plan=exchange.plans[-1] if exchange.plans else None,
@@ -136,12 +143,6 @@ class RoundRecorder:
             self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *limits))
         if exchange.format is None or not outcome.size:
             return
-        kind: AnswerKind = "whole"
-        if exchange.is_hidden or (exchange.is_final and exchange.rounds is not None and exchange.rounds.is_continued):
-            kind = "stitched" if exchange.is_final else "hidden"
         told_by = (outcome.headers, outcome.received, ended, exchange.secrets)
         unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by, kind)
-        if exchange.is_final or exchange.is_hidden:
-            self._reader.submit(unread)
-        else:
-            self._reader.read_refusal(unread)
+        (self._reader.read_refusal if kind == "refused" else self._reader.submit)(unread)

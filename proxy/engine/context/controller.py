@@ -33,7 +33,7 @@ from proxy.engine.context.accounting import (
     tell_preamble,
     tell_removed,
 )
-from proxy.engine.context.client_orders import refuse_pin, take_pin, tell_unserved
+from proxy.engine.context.client_orders import refuse_pin, take_pin
 from proxy.engine.context.epoch_scope import count_shortened, make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
@@ -97,14 +97,13 @@ class ContextController:
         if not isinstance(request, ManagedRequest):
             return self._pass_unread(request)
         try:
-            outgoing = self._decide_at_once(request)
+            return self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
             _log.exception(
                 "the first decision about a request failed; a second one follows. Please report this line",
                 extra={"exchange": request.exchange, "session": request.session.id},
             )
             return None
-        return self._conclude(request, outgoing) if outgoing is not None else None
 
     async def decide(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
         """Return what is sent. Wait for the log, for token counts and for a plan, each for a bounded time.
@@ -122,15 +121,7 @@ class ContextController:
                 outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
-        return self._conclude(request, outgoing).add(labels, *pins)
-
-    def _conclude(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
-        """Note what is sent, and tell of its plan."""
-        self._caches.prompts.note_sent(request, outgoing.epoch)
-        outgoing = tell_unserved(request, outgoing)
-        if outgoing.plan is not None:
-            self.bus.publish(Planned(request.session.id, outgoing.plan))
-        return outgoing
+        return outgoing.add(labels, *pins)
 
     def _decide_at_once(self, request: ManagedRequest) -> OutgoingRequest | None:
         if request.is_pinning:

@@ -262,10 +262,16 @@ class AnswerRounds:
         if self._is_stream and is_broken and (end.own or self._is_continued):
             self.fault = self.fault or "the stream ended before its last event"
         self._goes_on = not self.fault and end.can_continue and self._hops <= self._parts.max_hops + 1
+        self._is_continued = self._is_continued or self._goes_on
         return self._goes_on
 
-    async def find_next(self, k: int) -> Retry | None:
-        """Execute our calls in round k, which has ended. Return the next round, or None if the answer is complete."""
+    async def find_next(self, k: int, refusal: Refusal | None = None) -> Retry | None:
+        """Execute our calls in round k, which has ended. Return the next round, or None if the answer is complete.
+
+        If the round was refused, return what is sent in its place, or None.
+        """
+        if refusal is not None:
+            return await self._replace(refusal, k)
         end, goes_on = self._end, self._goes_on
         if not end.own:
             if self._played:
@@ -286,7 +292,7 @@ class AnswerRounds:
         self._asked = end, self._body, self._tokens
         return await self._make_next(end, results, k)
 
-    async def find_retry(self, refusal: Refusal, k: int) -> Retry | None:
+    async def _replace(self, refusal: Refusal, k: int) -> Retry | None:
         """Return what is sent in place of round k, which was refused.
 
         If it was too long, that is the round once more, with results that say that they do not fit. Else, and next, it

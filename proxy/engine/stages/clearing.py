@@ -4,8 +4,8 @@ from functools import partial
 
 from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.call.response_stream import EditingClient
-from proxy.engine.context.client_orders import find_cleared, take_clearing
-from proxy.engine.context.request_state import StateReader
+from proxy.engine.context.client_orders import find_cleared, take_clearing, tell_unserved
+from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.policy import UNKNOWN_PROVIDER
 from proxy.engine.ports import Client
 from proxy.engine.request import Counted, ManagedRequest
@@ -35,6 +35,10 @@ class Clearing(Stage):
 
         exchange.edit(EditingClient(exchange.client, add, form.clearing_sign), without=form.clearing_beta)
         return exchange.client
+
+    def plan(self, call: Call, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Tell what is cleared otherwise than it was asked for."""
+        return tell_unserved(request, outgoing)
 
     def count(self, call: Call, exchange: OpenExchange, counted: Counted) -> Counted:
         """Send nothing to count that the upstream cannot clear. Tell the client what it would be without clearing."""

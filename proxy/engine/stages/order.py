@@ -28,16 +28,17 @@ def order_stages(
     """Return the stages of calls, each where what it needs is known, and before what needs it.
 
     A program says that we hold the history of its call; what is told of a message comes from that. Who gets a response
-    is decided from the client on: what is cleared stands in what the others pass on, and a refusal is told to that.
+    is decided from the client on: what is cleared stands in what the others pass on, and a refusal is told to the last
+    of them. A plan is told when all that is told with it is there.
     """
     states = controller.states
     stages = [
         LocalCalls(),
+        Clearing(states),
         Usage(controller),
         HeldCalls(histories) if histories is not None else None,
         PromptSources(states.caches.contexts),
         loops,
-        Clearing(states),
         summaries,
         Refusals(controller, calls),
         Recalling(recall) if recall is not None else None,

@@ -51,6 +51,10 @@ class Stage:
         """Return what is sent of a request to count, whether it was read message by message or not."""
         return counted
 
+    def plan(self, call: Call, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Return what is sent, perhaps with more told of it. It is decided, and nothing of it is recorded yet."""
+        return outgoing
+
     def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
         """Prepare for the response. It is decided what is sent, and nothing was sent yet."""
 
@@ -75,6 +79,7 @@ class Pipeline:
         self.arrive = [each.arrive for each in stages if type(each).arrive is not Stage.arrive]
         self.shape = [each.shape for each in stages if type(each).shape is not Stage.shape]
         self.open = [each.open for each in stages if type(each).open is not Stage.open]
+        self.plan = [each.plan for each in stages if type(each).plan is not Stage.plan]
         self.prepare = [each.prepare for each in stages if type(each).prepare is not Stage.prepare]
         self.count = [each.count for each in stages if type(each).count is not Stage.count]
         self.list_records = [each.list_records for each in stages if type(each).list_records is not Stage.list_records]

@@ -12,7 +12,7 @@ from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.request import ManagedRequest
 from proxy.engine.stages.stage import Call, Stage
-from proxy.model.events import PromptSent
+from proxy.model.events import Planned, PromptSent
 from proxy.model.log import Record
 from proxy.wire import FORMATS
 
@@ -22,6 +22,14 @@ class Usage(Stage):
 
     def __init__(self, controller: ContextController) -> None:
         self._accounting, self._chain, self._bus = controller.accounting, controller.chain, controller.bus
+        self._prompts = controller.states.caches.prompts
+
+    def plan(self, call: Call, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Note what is sent, and tell of its plan."""
+        self._prompts.note_sent(request, outgoing.epoch)
+        if outgoing.plan is not None:
+            self._bus.publish(Planned(request.session.id, outgoing.plan))
+        return outgoing
 
     def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
         """Plan the next epoch behind this call if it is near, or watch the response to what never will be counted."""

@@ -52,6 +52,10 @@ class Noting(Stage):
         self.noted.append("open")
         return Greeting(exchange.client)
 
+    def plan(self, call: Call, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        self.noted.append("plan")
+        return outgoing.add(((b"x-planned", b"yes"),))
+
     def prepare(self, call: Call, request: ManagedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
         self.noted.append("prepare")
 
@@ -89,8 +93,9 @@ async def carry(*stages: Stage, body: bytes = BODY) -> tuple[Engine, RecordingCl
 async def test_hooks_are_called_in_their_order_and_what_they_return_counts() -> None:
     stage = Noting()
     engine, client = await carry(stage)
-    assert stage.noted == ["arrive", "shape", "open", "prepare", "list_records", "end", "leave"]
+    assert stage.noted == ["arrive", "shape", "open", "plan", "prepare", "list_records", "end", "leave"]
     assert (client.body, dict(client.headers)[b"x-greeting"]) == (ANSWER, b"hello")
+    assert dict(client.labels)[b"x-planned"] == b"yes"
     assert [each.kind for each in engine.archive.of(SourceNote)] == ["tick"]
     engine.exchanges.forget(["s"])
     assert stage.noted[-1] == "forget s"
@@ -118,7 +123,9 @@ async def test_a_stream_that_passes_unread_meets_no_stage() -> None:
     assert (stage.noted, len(engine.archive.of(Opening))) == ([], 1)
 
 
-@pytest.mark.parametrize("hook", ["arrive", "shape", "open", "prepare", "list_records", "end", "leave", "forget"])
+@pytest.mark.parametrize(
+    "hook", ["arrive", "shape", "open", "plan", "prepare", "list_records", "end", "leave", "forget"]
+)
 def test_a_hook_that_no_stage_overrides_is_not_called(hook: str) -> None:
     assert getattr(Pipeline([Stage(), Stage()]), hook) == []
     assert len(getattr(Pipeline([Stage(), Noting()]), hook)) == 1
@@ -128,6 +135,6 @@ def test_the_order_of_the_stages() -> None:
     engine = Engine(is_instant=True)
     parts: dict[str, Any] = {"histories": object(), "loops": LoopWatch(engine.bus, 3), "recall": object()}
     kinds = [type(each) for each in order_stages(engine.controller, engine.exchanges.calls, **parts)]
-    assert kinds == [LocalCalls, Usage, HeldCalls, PromptSources, LoopWatch, Clearing, Refusals, Recalling]
+    assert kinds == [LocalCalls, Clearing, Usage, HeldCalls, PromptSources, LoopWatch, Refusals, Recalling]
     least = order_stages(engine.controller, engine.exchanges.calls)
-    assert [type(each) for each in least] == [LocalCalls, Usage, PromptSources, Clearing, Refusals]
+    assert [type(each) for each in least] == [LocalCalls, Clearing, Usage, PromptSources, Refusals]

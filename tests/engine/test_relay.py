@@ -280,26 +280,6 @@ async def test_an_upstream_that_gives_no_answer_is_an_error_and_a_failed_round(w
     assert (outcome.timings.head_ms, outcome.timings.first_byte_ms) == (0.0, 0.0)
 
 
-async def test_a_client_that_leaves_before_the_head_leaves_an_aborted_round() -> None:
-    call = Call(None, is_instant=True)
-    async with asyncio.timeout(LIMIT):
-        await call.engine.upstream.called.wait()
-    await call.leave()
-    outcome = call.archive.outcome
-    assert (outcome.completeness, outcome.status, outcome.received) == ("aborted", 0, b"")
-    assert call.client.is_aborted
-
-
-async def test_a_client_that_leaves_in_mid_answer_leaves_an_aborted_round_with_what_came() -> None:
-    response = ScriptedResponse(FIRST, FIRST)
-    call = Call(response, is_instant=True)
-    await response.wait_until_starved()
-    await call.leave()
-    outcome = call.archive.outcome
-    assert (outcome.completeness, outcome.status, outcome.received) == ("aborted", 200, FIRST + FIRST)
-    assert response.is_closed
-
-
 async def test_a_client_that_leaves_while_its_opening_is_awaited_leaves_an_aborted_round() -> None:
     response = ScriptedResponse(FIRST)
     call = Call(response)

@@ -70,23 +70,24 @@ async def test_below_the_soft_mark_they_go_as_they_came_and_are_one_session(by: 
     await session.talk.close()
 
 
-@BY
-async def test_above_it_the_history_is_written_out_and_extends_one_prefix(by: str) -> None:
-    session, whole = make(16_000, by), make(16_000, "whole")
-    await session.run(90)
+async def test_above_it_the_history_is_written_out_and_extends_one_prefix() -> None:
+    whole = make(16_000, "whole")
     await whole.run(90)
-    assert (session.upstream.refusals, await count_sessions(session)) == ([], 1)
-    assert {name: session.counts[name] for name in ("refused", "failed", "healed")} == dict.fromkeys(
-        ("refused", "failed", "healed"), 0
-    )
-    assert session.counts["managed"] > 70
-    assert list_inputs(session) == list_inputs(whole)
-    written = [json.loads(raw)["input"] for raw in session.upstream.raws if not is_referring(raw)]
-    assert len(written) > session.counts["managed"] and any(item.get("type") == "reasoning" for item in written[-1])
-    grown = [after[: len(before)] == before for before, after in pairwise(written)]
-    assert grown.count(False) < len(await session.talk.log.list_epochs(session.talk.session)) < len(written) / 3
-    for each in (session, whole):
-        await each.talk.close()
+    for by in ("response", "items"):
+        session = make(16_000, by)
+        await session.run(90)
+        assert (session.upstream.refusals, await count_sessions(session)) == ([], 1)
+        assert {name: session.counts[name] for name in ("refused", "failed", "healed")} == dict.fromkeys(
+            ("refused", "failed", "healed"), 0
+        )
+        assert session.counts["managed"] > 70
+        assert list_inputs(session) == list_inputs(whole)
+        written = [json.loads(raw)["input"] for raw in session.upstream.raws if not is_referring(raw)]
+        assert len(written) > session.counts["managed"] and any(item.get("type") == "reasoning" for item in written[-1])
+        grown = [after[: len(before)] == before for before, after in pairwise(written)]
+        assert grown.count(False) < len(await session.talk.log.list_epochs(session.talk.session)) < len(written) / 3
+        await session.talk.close()
+    await whole.talk.close()
 
 
 @BY

@@ -157,7 +157,8 @@ def test_what_has_gone_out_of_a_broken_stream_is_its_beginning(speaker: Speaker)
     whole, _ = play(speaker.form, streams)
     before = b""
     for state, stream in zip(list_states(speaker, streams), streams, strict=True):
-        for at in range(0, len(stream), 5):
+        ends = {found.start() + i for found in re.finditer(rb"[\r\n]", stream) for i in range(2)}
+        for at in sorted({*ends, *range(0, len(stream), 13)}):
             stitcher = deepcopy(state)
             broken, end = before + stitcher.feed(stream[:at]), stitcher.end_round()
             if before and not end.is_ended:  # what is held of a first round without our call passes as it is

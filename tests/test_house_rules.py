@@ -87,7 +87,7 @@ WIRE_NAMES = {
     "proxy/upstream/litellm_library.py": "litellm has one function for each format, with members of its own",
 }
 # What is measured by `scripts/measure_house`. These only go down: who raises one lowers another, and says so.
-MOST_TOKENS, MOST_CORE_TOKENS = 583_186, 337_119
+MOST_TOKENS, MOST_CORE_TOKENS = 583_186, 337_118
 MOST_PACKAGE_TOKENS = {
     "proxy": 9_424,
     "proxy/cli": 34_859,

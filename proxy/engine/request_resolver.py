@@ -317,7 +317,7 @@ class RequestResolver:
         self, form: Format, session: SessionKey, split: SplitBody, remembered: _Remembered, *, root: bytes, until: float
     ) -> Chain:
         """Read the messages of a body, and resolve their references to stored items."""
-        known, shared = remembered.known, remembered.shared
+        known, shared, *_ = remembered
         before = known.chain if known is not None else None
         messages = await self._lineage.resolve_references(
             session, read_messages(form, split, before, shared, root), until
@@ -355,7 +355,7 @@ class RequestResolver:
         known, shared, losses, measured = remembered
         if losses != self._histories.losses:
             known, shared = None, 0
-            kept_part = find_kept(split, kept_part.cap, ()) if kept_part is not None else None
+            kept_part = kept_part and find_kept(split, kept_part.cap, ())
         body, history = build_manifest(key[0], split, chain, known, shared, measured=measured, kept_part=kept_part)
         if history is not None:
             self._histories.remember(key, history, known)

@@ -1,6 +1,6 @@
 """Caches of the log for managed sessions: a dropped entry costs time or bytes, never correctness."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from proxy.engine.context.epoch_planner import FeatureCache
 from proxy.engine.context.history_counter import HistoryCounter
@@ -146,7 +146,9 @@ class ContextCaches:
             self.contexts.clear()
             self.sent.clear()
 
-    def forget(self) -> None:
-        """Forget what may have content that the log has no more, for all sessions: it is soon found again."""
+    def forget(self, sessions: Iterable[str]) -> None:
+        """Forget what may have content that the log has no more: of all sessions what is soon found again."""
         self.forget_lost()
         self.features.clear()
+        for session in sessions:
+            self.sentences.pop(session)

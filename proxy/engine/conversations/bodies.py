@@ -176,7 +176,7 @@ class BodyCache:
             shared = count_shared(content, cached.split)
             if shared > most:
                 best, most = cached, shared
-            is_whole = is_whole or (shared > 0 and shared == len(cached.links))
+            is_whole |= 0 < shared == len(cached.links)
         return best, most
 
     def find_measured(
@@ -188,12 +188,12 @@ class BodyCache:
         body with most messages of the chain: clients write the time into system prompts, and side calls have models of
         their own.
         """
-        measured = dict(known.measured) if known is not None and known.measured else {}
+        measured = dict((known and known.measured) or {})
         if reader not in measured or shared <= chain.preamble.count:
             most = 0
             for each in reversed(self._seen.get(key, ())):
-                found = each.measured.get(reader) if each.measured else None
-                if found is not None and (count := count_shared_nodes(found.nodes, chain.nodes)) > most:
+                found = (each.measured or {}).get(reader)
+                if found and (count := count_shared_nodes(found.nodes, chain.nodes)) > most:
                     measured[reader], most = found, count
         return measured
 

@@ -48,6 +48,6 @@ class LiveSessions:
     async def forget(self, sessions: Sequence[str]) -> None:
         """Drop what memory has of sessions. Caches are dropped as a whole: they are soon filled again."""
         self.exchanges.forget(sessions)
-        self.summaries.caches.forget()
+        self.summaries.caches.forget(sessions)
         self.memory.forget()
         await asyncio.gather(self.planning.restart(), self.sandbox.restart())

@@ -42,6 +42,14 @@ async def test_what_leans_on_lost_records_is_forgotten_once() -> None:
     assert count_kept(memory) == (1, len(HISTORY))
 
 
+async def test_what_a_model_said_of_an_erased_session_is_forgotten() -> None:
+    memory = ContextCaches(StatedArchive(), TokenCounter(QuarterTokens()), 1 << 20)
+    for session in ("s1", "s2"):
+        memory.sentences.put(session, {"00": "It lists the tests."})
+    memory.forget(["s1"])
+    assert list(memory.sentences) == ["s2"]
+
+
 async def test_each_takes_its_part_of_what_may_be_remembered() -> None:
     memory = ContextCaches(StatedArchive(), TokenCounter(QuarterTokens()), 40_000)
     for number in range(30):

@@ -194,6 +194,7 @@ async def break_at_every_byte(world: World) -> None:
         events = world.client.body[: world.client.body.rfind(b"\n\n") + 1]  # clients ignore an event that is not whole
         assert world.client.is_aborted and world.passed.startswith(events)
         assert world.has_rounds or world.client.body == world.stream[:cut]
+        assert b"context_recall" not in world.client.body
 
 
 async def send_no_response(world: World) -> None:

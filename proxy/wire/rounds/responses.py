@@ -47,6 +47,7 @@ from proxy.wire.streams import read_events
 _USAGE = OutputNames("output_tokens", "output_tokens_details", "total_tokens")
 _FREE = (b"", b"null", b'"auto"', b'"required"')
 _CALL = "function_call"
+_RESPONSE = b'"response"'  # the member of events that repeat the request
 # Items that the client has to answer; calls of other kinds are the provider's own.
 _CLIENT_CALLS = frozenset(
     {
@@ -368,6 +369,8 @@ class _ResponsesStitcher(RoundStitcher):
     # Response objects
 
     def _edit_echo(self, event: EventBlock) -> bytes:
+        if event.value is None and _RESPONSE in event.data:
+            return b""  # it broke off within what may name our tool, and no client reads a part of an event
         response = read_member(event.data, "response")
         stripped = self._strip_tools(response) if response else response
         return event.raw if stripped == response else event.replace_data(set_member(event.data, "response", stripped))

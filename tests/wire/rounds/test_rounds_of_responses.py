@@ -372,3 +372,16 @@ def test_reasoning_whose_beginning_was_lost_waits_alike() -> None:
     written, [end] = play(FORM, [speak(*sent, ("completed", {"response": ended}))])
     assert list_done(written) == list_output(written) == [TIED]
     assert [json.loads(each) for each in end.answer] == [RECALL, TIED, other]
+
+
+def test_an_event_that_repeats_the_request_and_breaks_off_names_no_tool_of_ours() -> None:
+    tools = [{"type": "function", "name": TOOL, "description": "Reads it back."}]
+    value = {"type": "response.created", "response": {"id": "resp_1", "tools": tools}}
+    raw = b"event: response.created\ndata: " + json.dumps(value).encode() + b"\n\n"
+    for cut in range(1, len(raw)):
+        stitcher = make_stitcher(FORM, TOOL, is_stream=True)
+        passed = stitcher.feed(raw[:cut])
+        stitcher.end_round()
+        passed += stitcher.finish()
+        assert b"Reads" not in passed
+        assert TOOL.encode() not in passed

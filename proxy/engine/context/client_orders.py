@@ -17,10 +17,11 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.policy import UNKNOWN_PROVIDER, Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ClearedContext, ClearingTerms, Epoch, Kept, Pin, Plan, Replaced
-from proxy.model.exchange import Headers
+from proxy.model.exchange import Headers, Mode
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
-from proxy.wire.body import remove_member
+from proxy.wire.body import SplitBody, remove_member
+from proxy.wire.format import Format
 
 # The share of a budget that all pins together may take.
 _PINNED_SHARE = 0.1
@@ -67,19 +68,18 @@ def refuse_pin(request: ManagedRequest, reason: str) -> Headers:
 
 
 def take_clearing(request: ManagedRequest, providers: Mapping[str, Provider]) -> ManagedRequest:
-    """Return a request without what it asks to be cleared, if that is our work: it is managed, and its upstream cannot.
-
-    `providers` are by upstream name.
-    """
+    """Return a request without what it asks to be cleared, if that is our work. `providers` are by upstream name."""
     form, provider = FORMATS[request.wire], providers.get(request.upstream.name, UNKNOWN_PROVIDER)
-    if provider.edits_context or request.mode != "manage" or form.clearing_key not in request.split.members:
+    terms = read_clearing(form, request.split, provider, request.mode)
+    if terms is None:
         return request
-    terms = form.read_clearing(request.split)
-    return (
-        request
-        if terms is None
-        else replace(request, split=remove_member(request.split, form.clearing_key), clearing=terms)
-    )
+    return replace(request, split=remove_member(request.split, form.clearing_key), clearing=terms)
+
+
+def read_clearing(form: Format, split: SplitBody, provider: Provider, mode: Mode) -> ClearingTerms | None:
+    """Return what a body asks to be cleared if that is our work: it is managed, and its upstream cannot do it."""
+    is_ours = not provider.edits_context and mode == "manage" and form.clearing_key in split.members
+    return form.read_clearing(split) if is_ours else None
 
 
 def find_cleared(states: StateReader, request: ManagedRequest, plan: Plan | None) -> ClearedContext:

@@ -4,7 +4,7 @@ from functools import partial
 
 from proxy.engine.call.open_exchange import OpenExchange
 from proxy.engine.call.response_stream import EditingClient
-from proxy.engine.context.client_orders import find_cleared, take_clearing, tell_unserved
+from proxy.engine.context.client_orders import find_cleared, read_clearing, take_clearing, tell_unserved
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.policy import UNKNOWN_PROVIDER
 from proxy.engine.ports import Client
@@ -52,9 +52,8 @@ class Clearing(Stage):
     def _strip(self, call: Call, upstream: str) -> bytes | None:
         """Return the body of a request to count without what it asks to be cleared, None if it is sent as it is."""
         form, provider = call.form, self._states.models.providers.get(upstream, UNKNOWN_PROVIDER)
-        if provider.edits_context or not form.clearing_key or call.options.mode != "manage":
-            return None
-        split = split_body(call.incoming.body, form.items_key)
-        if split is None or form.read_clearing(split) is None:
+        may_ask = form.clearing_key and not provider.edits_context  # most bodies need not be split again
+        split = split_body(call.incoming.body, form.items_key) if may_ask else None
+        if split is None or read_clearing(form, split, provider, call.options.mode) is None:
             return None
         return remove_member(split, form.clearing_key).content
